@@ -279,18 +279,23 @@ def recover(file: Path, config_path: Path, completed: int | None, as_json: bool)
 @click.option("--round", "number", type=int, help="After this round; the newest if not given.")
 @click.option("--best", is_flag=True, help="Of the best round by the hospitals' scores.")
 @click.option("--onnx", is_flag=True, help="Also write an ONNX file, and check it: extra [export].")
+@click.option("--format", "form", type=click.Choice(["files", "monai-bundle"]), default="files", show_default=True,
+              help="monai-bundle: TARGET is a new folder, with the network as ONNX.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def export(target: Path, config_path: Path, number: int | None, best: bool, onnx: bool, as_json: bool) -> None:
+def export(
+    target: Path, config_path: Path, number: int | None, best: bool, onnx: bool, form: str, as_json: bool
+) -> None:
     """Write the global model as safetensors, tensor by tensor, to TARGET, and its description beside it."""
     from coordinator.export import export_model
 
     if best and number is not None:
         raise ConfigError("--best and --round exclude each other", where="command line")
-    written = export_model(config_path, target, number, best=best, onnx=onnx)
+    bundle = form == "monai-bundle"
+    written = export_model(config_path, target, number, best=best, onnx=onnx, bundle=bundle)
     if as_json:
         emit(written)
         return
     say(f"model after round {written['round']} written to {target} (state {written['state_hash'][:16]}...)")
-    if onnx:
+    if onnx or bundle:
         found = written["checked"]["onnx"]
         say(f"ONNX Runtime and torch agree within {found['absolute_difference']:.1e} on {found['images']} drawn images")

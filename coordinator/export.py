@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,16 +33,20 @@ CHECKED_IMAGES: Final = 32
 
 
 def export_model(
-    config_path: Path, target: Path, number: int | None, *, best: bool = False, onnx: bool = False
+    config_path: Path, target: Path, number: int | None, *, best: bool = False, onnx: bool = False, bundle: bool = False
 ) -> dict[str, Any]:
     """Write TARGET, the description beside it (`.json`), and with `onnx` the same network as `.onnx`.
 
     :param best: the model of the best round by the sites' scores.
+    :param bundle: TARGET is a new folder, a MONAI bundle with the network as ONNX.
     """
+    onnx = onnx or bundle
     paths = {"safetensors": target, "json": target.with_suffix(".json")} | (
         {"onnx": target.with_suffix(".onnx")} if onnx else {}
     )
-    _refuse(paths, target)
+    if bundle:
+        paths = {kind: target / f"model.{kind}" for kind in paths}
+    _refuse({"folder": target} if bundle else paths, target)
     if onnx:
         from npr.deployed import require_onnx
 
@@ -59,9 +64,26 @@ def export_model(
     digests = {paths[kind].name: hashlib.sha256(content).hexdigest() for kind, content in contents.items()}
     sidecar = about | {"files": digests, "checked": checked}
     contents["json"] = (json.dumps(sidecar, indent=2, sort_keys=True) + "\n").encode()
-    for kind, content in contents.items():
-        files.write_atomically(paths[kind], content, replace=False)
+    if bundle:
+        _write_bundle(target, {paths[kind].name: content for kind, content in contents.items()}, sidecar)
+    else:
+        for kind, content in contents.items():
+            files.write_atomically(paths[kind], content, replace=False)
     return {"round": place, "state_hash": digest, "files": digests, "checked": checked}
+
+
+def _write_bundle(target: Path, contents: dict[str, bytes], sidecar: dict[str, Any]) -> None:
+    """Under another name until it is complete."""
+    from npr.monai_bundle import bundle_files
+
+    beside = target.with_name(f".{target.name}.new")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        for name, content in bundle_files(contents, sidecar, output=sidecar["checked"]["outputs"][0]).items():
+            files.write_atomically(beside / name, content)
+        beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _best_round(state: Path, manifest: Manifest) -> int:
@@ -141,6 +163,12 @@ def _onnx(
     from npr.recipe import Recipe, check_code
     from npr.wire_layout import WireModel, build_initial, personal_tensors, spec_of
 
+    if manifest.training.plugin is not None:
+        raise ConfigError(
+            f"the network of {manifest.training.method} is made by a plugin, and only hospitals run those",
+            where="manifest [training] plugin",
+            hint="export without --onnx; `site-agent export` writes ONNX",
+        )
     check_code(manifest.model.code_digest)
     recipe = Recipe.of(manifest.training.method, manifest.training.settings)
     spec = spec_of(manifest.model.architecture, len(manifest.model.classes), recipe)
@@ -163,4 +191,4 @@ def _onnx(
     images = drawn[..., : recipe.in_channels]
     description = about | {"outputs": list(outputs), "normalisation": {"inside_onnx": True, "mean": mean, "std": std}}
     content = write_onnx(module, outputs, images, description)
-    return content, {"onnx": check_onnx(content, module, images, where="onnx")}
+    return content, {"onnx": check_onnx(content, module, images, where="onnx"), "outputs": list(outputs)}

@@ -7,12 +7,14 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
 
     config         how a site trains: one frozen object with a digest
     recipe         a manifest's settings, their hash, and the digest of the learning code; without torch
-    model          a timm classifier, split into feature extractor and head
+    model          a classifier of timm or MONAI, split into feature extractor and head
+    monai_networks  those of MONAI, an extra
     device         processor or graphics card, precision, and the one way of values to the host
     depthwise      fast weight gradients of depthwise convolutions
     params         which parameters make up the shared vector
     wire_layout    from a model to the layout of the vector, and back
     task           one label of an image or several: targets, losses, prototypes and probabilities
+    plugin         a method of one's own: the bytes of its file, run in this process
     losses         losses on features and logits
     sinkhorn       balanced assignment of features to prototypes
     prototypes     the prototypes of a site
@@ -20,9 +22,11 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
     distributed    several processes that train one model
     federation     all sites in one process, without a network
     deployed       a trained model as it is used and exported
+    monai_bundle   an exported model as a MONAI bundle
     metrics        accuracy, AUC and calibration
     bootstrap      confidence intervals by patient
     clinical       sensitivity, PR-AUC, calibration and decision curves of one class against the others
+    tracking       learning curves as files for TensorBoard and MLflow
     seeds          every random draw of the learning code, from one seed
     _torchvision   makes torchvision and timm importable beside a CPU build of torch, without its compiler
     methods        federated methods, FedNPR first

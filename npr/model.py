@@ -1,4 +1,4 @@
-"""A timm classifier, split into a feature extractor and a linear head; pretrained weights.
+"""A classifier of timm or MONAI, split into a feature extractor and a linear head; pretrained weights.
 
 `features` ends after global pooling; `logits` is all that follows. Methods add what they need to the second half (MOON
 a projection, FedRoD a personal head), so everything that works on features sees the same vector in every method.
@@ -22,7 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lazaret.errors import ConfigError
-from npr import _torchvision  # noqa: F401  (must run before timm is imported)
+from npr import (
+    _torchvision,  # noqa: F401  (must run before timm is imported)
+    monai_networks,
+)
 from npr.config import Norm
 from npr.depthwise import speed_up_depthwise
 from npr.seeds import derive
@@ -108,7 +111,9 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if self.num_classes < 2:
             raise ConfigError(f"num_classes = {self.num_classes}: a classifier needs two classes or more")
-        if not timm.is_model(self.architecture):
+        if monai_networks.is_monai(self.architecture):
+            monai_networks.check_name(self.architecture, self.weights)
+        elif not timm.is_model(self.architecture):
             near = timm.list_models(f"*{self.architecture.split('_')[0]}*")[:5]
             raise ConfigError(f"unknown architecture {self.architecture!r}", hint=f"timm has for example {near}")
         if self.weights == "package" and self.architecture != ARCHITECTURE:
@@ -187,12 +192,7 @@ def build_model(spec: ModelSpec) -> SplitModel:
     """Return the one initial model of `spec`: equal at every site, heads included, in channels_last layout."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(spec.seed, "extractor"))
-        # Transformers with a table of positions are built for one size of image.
-        fixed = timm.get_pretrained_cfg(spec.architecture).fixed_input_size
-        sized = {"img_size": spec.image_size} if fixed else {}
-        extractor = timm.create_model(
-            spec.architecture, pretrained=spec.weights == "timm", num_classes=0, in_chans=spec.in_channels, **sized
-        )
+        extractor = _extractor(spec)
         if spec.weights == "package" or spec.weights.startswith("file:"):
             _load_weights(extractor, spec)
         speed_up_depthwise(extractor)
@@ -209,6 +209,20 @@ def build_model(spec: ModelSpec) -> SplitModel:
         add_adapters(model, spec)
     freeze(model, spec.trainable)
     return cast(SplitModel, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+
+
+def _extractor(spec: ModelSpec) -> nn.Module:
+    if monai_networks.is_monai(spec.architecture):
+        return monai_networks.create(spec.architecture, in_channels=spec.in_channels)
+    # Transformers with a table of positions are built for one size of image.
+    fixed = timm.get_pretrained_cfg(spec.architecture).fixed_input_size
+    sized = {"img_size": spec.image_size} if fixed else {}
+    return cast(
+        nn.Module,
+        timm.create_model(
+            spec.architecture, pretrained=spec.weights == "timm", num_classes=0, in_chans=spec.in_channels, **sized
+        ),
+    )
 
 
 class _ReLU6(torch.autograd.Function):
@@ -334,8 +348,10 @@ def linear(inputs: int, outputs: int, seed: int) -> nn.Linear:
 
 def normalisation(spec: ModelSpec) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Channel means and deviations that the architecture's weights were trained with."""
-    config = timm.get_pretrained_cfg(spec.architecture)
-    mean, std = tuple(config.mean), tuple(config.std)
+    mean, std = monai_networks.MEAN, monai_networks.STD
+    if not monai_networks.is_monai(spec.architecture):
+        config = timm.get_pretrained_cfg(spec.architecture)
+        mean, std = tuple(config.mean), tuple(config.std)
     if spec.in_channels == len(mean):
         return mean, std
     # One grey channel stands for three equal ones, so it gets their common centre.
@@ -350,7 +366,8 @@ def _load_weights(extractor: nn.Module, spec: ModelSpec) -> None:
         source = {name: _from_tensorflow(values, tensor.shape) for (name, tensor), (_, values) in flat}
     else:
         source = _read_file(spec.weights.removeprefix("file:"))
-    first = extractor.default_cfg["first_conv"] + ".weight"  # type: ignore[index, operator]
+    stated: Any = getattr(extractor, "default_cfg", None)
+    first = (stated["first_conv"] if stated else monai_networks.first_convolution(extractor)) + ".weight"
     loaded: dict[str, Tensor] = {}
     for name, tensor in target.items():
         if name not in source:

@@ -25,6 +25,7 @@ from npr.methods import registry
 from npr.methods.base import Method
 from npr.model import ModelSpec, SplitModel
 from npr.params import ParameterEntry, ParameterManifest, Vector, flat_on_host
+from npr.plugin import plugin_of
 from npr.recipe import Recipe, code_digest
 from security.secagg.layout import Layout
 
@@ -185,6 +186,8 @@ def export(path: Path, spec: ModelSpec, recipe: Recipe, *, rounds: int, classes:
         "order": " ".join(entry.name for entry in sorted(entries, key=lambda entry: entry.kind != "weight")),
         "weights": spec.weights.split("#")[0].split(":")[0],
     }
+    if (plugin := plugin_of(recipe.config.method)) is not None:
+        metadata["plugin"] = plugin.sha256
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in model.state_dict().items()}
     content = save(tensors, metadata)
     files.write_atomically(path, content)

@@ -48,6 +48,7 @@ Group = late_group(
         "site_agent.model_commands": {
             "evaluate": "Evaluate this site's model on its own held-out images.",
             "predict": "Predict a folder, a file, or the images of a CSV table.",
+            "curves": "Write this site's figures as files for TensorBoard or MLflow.",
             "export": "Write this site's model and its card into a folder.",
             "worker": "Train with the agent on another machine of this hospital.",
         },

@@ -146,7 +146,7 @@ def _logged_run(log: Path, run: str) -> LoggedRun:
 
 
 def _readable(config: SiteConfig, source: Path | None) -> list[Path]:
-    found = [config.initial_model, config.state / INITIAL, config.state / "memory", config.sides]
+    found = [config.initial_model, config.state / INITIAL, config.plugins, config.state / "memory", config.sides]
     found += data_folders(config.data.source)
     found += image_folders(source) if source is not None else ()
     return [path for path in found if path.exists()]

@@ -77,6 +77,7 @@ class SiteTable(ConfigTable):
     identity: str = "identity"
     state: str = "state"
     initial_model: str
+    plugins: str = "plugins"
     threads: Positive | None = None
     ready_slot: Seconds | None = None
     worker_wait: Seconds = 120
@@ -269,6 +270,11 @@ class SiteConfig(ConfigTable):
     @property
     def initial_model(self) -> Path:
         return self.under(self.site.initial_model)
+
+    @property
+    def plugins(self) -> Path:
+        """The folder of methods of one's own; a manifest names the file."""
+        return self.under(self.site.plugins)
 
     def model_file(self, digest: str) -> Path:
         """The initial model with this SHA-256: the one that came by wire, or else the hospital's own file."""

@@ -70,6 +70,10 @@ def trained_before(manifest: Manifest, number: int, *, steps: int) -> Log:
     return Log(ev.TrainDone(method=manifest.training.method, steps=steps, wall_ms=0, artefacts=()), number)
 
 
+def plugin_loaded(sha256: str) -> ev.PluginLoaded:
+    return ev.PluginLoaded(plugin=sha256)
+
+
 def trainer_isolated(asked: IsolationMode, report: IsolationReport) -> ev.TrainerIsolated:
     return ev.TrainerIsolated(
         asked=asked,

@@ -1,4 +1,4 @@
-"""`site-agent evaluate`, `predict` and `export`, none of which opens a connection; and `site-agent worker`.
+"""`site-agent evaluate`, `predict`, `export` and `curves`, none of which opens a connection; and `site-agent worker`.
 
 The first three continue in an isolated process before they load what reads images (`command_process.py`).
 """
@@ -16,10 +16,12 @@ import click
 from lazaret.errors import ConfigError
 from lazaret.stopping import block_signals
 from lazaret.terminal import emit, log_to_stderr, progress, say, show_progress
+from npr.tracking import TRACKERS, TrackedRun, open_tracker
 from security.clock import SystemClock
 from site_agent.command_process import Workplace, isolate
 from site_agent.config import SiteConfig
 from site_agent.options import json_option, with_config
+from site_agent.status import overview
 from site_agent.trainer.ranks import RankPlace
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -118,11 +120,22 @@ def predict(
         sys.exit(1)
 
 
+format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["files", "monai-bundle"]),
+    default="files",
+    show_default=True,
+    help="monai-bundle: in the folders of a MONAI bundle.",
+)
+
+
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @model_option
 @click.option("--onnx/--no-onnx", default=True, show_default=True, help="Also write ONNX and check it: extra [export].")
 @click.option("--with-prototypes", is_flag=True, help="Write the site's prototypes to the files too.")
+@format_option
 @with_config
 @json_option
 def export(
@@ -131,10 +144,13 @@ def export(
     model: Any,
     onnx: bool,
     with_prototypes: bool,
+    form: str,
     as_json: bool,
 ) -> None:
     """Write this site's model, its description and its model card into FOLDER, which must not exist yet."""
-    settings = SiteConfig.read(config_path)
+    settings, bundle = SiteConfig.read(config_path), form == "monai-bundle"
+    if bundle and not onnx:
+        raise ConfigError("a MONAI bundle has its network as ONNX", where="--no-onnx", hint="leave it out")
     place = isolate(settings, target=folder, log=True)
     from site_agent.trainer.export import check_target, open_for_export
     from site_agent.trainer.export import export as run
@@ -143,7 +159,7 @@ def export(
     show_progress()
     check_target(folder, onnx=onnx)
     predictor = open_for_export(settings, place.record, model, with_prototypes=with_prototypes)
-    written = run(predictor, place.target or folder, onnx=onnx) | {"folder": str(folder)}
+    written = run(predictor, place.target or folder, onnx=onnx, bundle=bundle) | {"folder": str(folder)}
     if as_json:
         emit(written | {"isolation": place.isolation.to_json()})
         return
@@ -161,6 +177,30 @@ def export(
         say(f"{HOSPITAL_ONLY} holds exact figures, which epsilon does not cover: it stays at the hospital")
     say("the files hold layers fitted to this hospital's patients: treat them as such")
     _tell(place)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--track", type=click.Choice(TRACKERS), required=True, help="The tool that is to read the files.")
+@with_config
+def curves(config_path: Path, folder: Path, track: str) -> None:
+    """Write this site's figures after each round into FOLDER, for TensorBoard or MLflow. Nothing is sent."""
+    clock = SystemClock()
+    shown = overview(SiteConfig.read(config_path), clock)
+    points: dict[int, dict[str, float]] = {}
+    for row in shown["metrics"]:  # the last word on a round counts
+        sides = {side: row.get(side) or {} for side in ("validation", "test")}
+        points[row["round"]] = {
+            f"{side}/{name}": figures[name]
+            for side, figures in sides.items()
+            for name in ("bacc", "bauc", "loss")
+            if figures.get(name) is not None
+        }
+    if not points:
+        raise ConfigError("no round was evaluated yet", where=str(config_path), hint="has the agent run?")
+    run = TrackedRun(name=shown["run"], points=sorted(points.items()), written_ms=clock.now_ms())
+    open_tracker(track, folder, experiment=f"{shown['federation']} at {shown['site']}").write(run)
+    say(f"{len(points)} rounds written to {folder}; these figures are exact, and for this hospital only")
 
 
 def _tell(place: Workplace) -> None:

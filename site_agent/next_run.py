@@ -38,6 +38,7 @@ from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
+from security.identity.plugin_file import pinned_plugin
 from security.log.events import RunAccepted, RunOffered
 from security.log.writer import AuditLog
 from security.secagg.relay import ModelFrame, ModelRequest
@@ -95,6 +96,7 @@ def about(offered: Manifest) -> list[str]:
         f"{training.rounds} rounds of {training.method} with {offered.model.architecture}, {len(offered.roster)} sites",
         f"classes: {', '.join(offered.model.classes)}",
         f"differential privacy: {terms}",
+        *([] if (own := training.plugin) is None else [f"the method is the plugin {own.name}, SHA-256 {own.sha256}"]),
     ]
 
 
@@ -117,6 +119,8 @@ def check_permitted(config: SiteConfig, offered: Manifest) -> None:
     :raises ToolkitError: by the rule that does not permit the run.
     """
     config.policy.check_federation(offered)
+    if offered.training.plugin is not None:
+        pinned_plugin(config.plugins, offered.training.plugin)  # read here to tell early; the trainer reads it itself
     identity = Identity(folder=config.identity)
     ours = pki.subject_of(identity.tls_certificate(), str(identity.tls_path))
     config.policy.check_consent(offered, ours.member)

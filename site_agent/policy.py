@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from lazaret.errors import NotNow, PolicyViolation
 
 if TYPE_CHECKING:  # they load numpy, which starts threads; the trainer reads this module before it is isolated
-    from security.identity.manifest import Manifest
+    from security.identity.manifest import Manifest, PluginFile
     from security.identity.membership import Membership
 
 ASK_AGAIN_SECONDS: Final = 3600
@@ -37,7 +37,7 @@ class Range(BaseModel):
 
 
 class SitePolicy(BaseModel):
-    """The table [policy] of site.toml. What is left out does not restrict."""
+    """The table [policy] of site.toml. What is left out does not restrict; but no plugin is approved unless listed."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -56,6 +56,7 @@ class SitePolicy(BaseModel):
     required_classes: tuple[str, ...] = ()
     share_metrics: bool = True
     share_scores: bool = False
+    plugins: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = ()
     accept_runs: Literal["ask", "within_policy"] = "ask"
 
     def check_federation(self, manifest: Manifest) -> None:
@@ -72,7 +73,20 @@ class SitePolicy(BaseModel):
             _check_setting(name, allowed, training.settings.get(name))
         if self.require_covered_audit and manifest.audit.mode != "covered":
             raise _refused("require_covered_audit", "sums are only sampled in this federation")
+        self.check_plugin(training.plugin)
         self._check_privacy(manifest)
+
+    def check_plugin(self, pinned: PluginFile | None) -> None:
+        """A method that no release has runs here only if this hospital has approved exactly its file.
+
+        :raises PolicyViolation: if it has not. Names both digests.
+        """
+        if pinned is not None and pinned.sha256 not in self.plugins:
+            raise _refused(
+                "plugins",
+                f"the manifest pins the plugin {pinned.name} with SHA-256 {pinned.sha256}; "
+                f"approved here: {', '.join(self.plugins) or 'none'}",
+            )
 
     def check_consent(self, manifest: Manifest, site: str) -> None:
         """Who consents to scores is in the manifest, and must be in this table too.

@@ -84,6 +84,7 @@ _TEMPLATE = """\
 identity = {identity}                 # keys, certificates and manifest; no other user may read it
 state = {state}                       # what must survive a restart, and the privacy log
 initial_model = {initial_model}       # (required) the safetensors file of the consortium; checked by its SHA-256
+# plugins = "plugins"                 # folder of methods that no release has; the policy below approves them
 # threads = 4                         # processor threads for training; default: all
 # ready_slot = 600                    # seconds; an update is announced only at multiples of this after the order, so
                                       # that the time reveals little about the amount of data. Default: 1, 2, 4, ...
@@ -170,6 +171,7 @@ legal_basis = {legal_basis}
 # required_classes = ["melanoma"]     # refuse to train while one of these has no training image here
 # share_scores = false                # true: consent to scores of models inside the masked sum; see docs/consortium.md
 # share_metrics = true                # add training loss and hit counts to the masked sum; false sends zeros
+# plugins = []                        # SHA-256 of methods that this hospital has read and lets run; default: none
 # accept_runs = "ask"                 # a new run waits for `site-agent accept`; or "within_policy"
 
 # [policy.settings]                   # bounds on what the manifest may set

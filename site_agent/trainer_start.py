@@ -85,12 +85,26 @@ class TrainerStart:
             raise ConfigError(f"isolation is required, and {report.sentence}", where=WHERE, hint=HINT)
 
     def opened(self, ready: DataReady) -> None:
+        self._take_plugin(ready.plugin)
         private = self._in_force.privacy is not None
         change = note_data(self._state_dir, ready, private=private)
         if self._budget is not None:
             self._budget.take_version(ready.version)
         event = log_events.data_opened(self._config.data, ready.version, change, private=private)
         self._privacy_log.append(event, run=self._in_force.run, annex=log_events.data_annex(ready))
+
+    def _take_plugin(self, loaded: str | None) -> None:
+        """Into the log first, then judged: whatever was run in that process, the log says so."""
+        pinned = self._in_force.training.plugin
+        if loaded is not None:
+            self._privacy_log.append(log_events.plugin_loaded(loaded), run=self._in_force.run)
+        if loaded != (None if pinned is None else pinned.sha256):
+            due = "none" if pinned is None else pinned.sha256
+            raise ConfigError(
+                f"the trainer has run the plugin {loaded or 'none'}, the manifest pins {due}",
+                where="trainer",
+                hint="restart agent and trainer with one site.toml",
+            )
 
 
 def _told(manifest: Manifest) -> tuple[object, ...]:

@@ -16,6 +16,7 @@ from lazaret.terminal import log_option, log_to_stderr, remark, run_command
 from npr.config import DeviceSettings
 from npr.lab.export import model
 from npr.lab.plan import Aggregation, LabPlan, parse_assignments, parse_folds, parse_grids, parse_integers
+from npr.tracking import TRACKERS
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -108,7 +109,7 @@ def list_methods(as_json: bool) -> None:
 @click.option("--rounds", type=int)
 @click.option("--evaluate-every", type=int, help="Rounds between points of the learning curves (validation).")
 @click.option("--image-size", type=int)
-@click.option("--architecture", help="Any timm classifier.")
+@click.option("--architecture", help="Any of timm, or monai:NAME.")
 @click.option("--weights", help="none, timm, package or file:PATH#SHA256.")
 @click.option("--set", "train", multiple=True, metavar="KEY=VALUE", help="A training setting for all methods.")
 @click.option("--grid", "grids", multiple=True, metavar="[METHOD:]KEY=V1,V2", help="Values to try; one cell each.")
@@ -130,6 +131,7 @@ def list_methods(as_json: bool) -> None:
 @click.option("--ray-address", help="An existing cluster; without it a local one is started.")
 @click.option("--reference", default="fedavg", show_default=True, help="METHOD[:MODEL[:PREDICTOR]] to compare with.")
 @click.option("--plots/--no-plots", default=True, show_default=True)
+@click.option("--track", multiple=True, type=click.Choice(TRACKERS), help="Curves as files of this tool, in --out.")
 @click.option("--dry-run", is_flag=True, help="Check data and folds, show the cells and stop.")
 @_reports
 def run(as_json: bool, dry_run: bool, **given: Any) -> None:
@@ -155,7 +157,8 @@ def run(as_json: bool, dry_run: bool, **given: Any) -> None:
     engine = Engine(
         name=given["engine"], workers=given["workers"], threads=threads, address=given["ray_address"]
     )
-    results = run_plan(plan, given["out"], engine=engine, reference=given["reference"], plots=given["plots"])
+    chosen = {name: given[name] for name in ("reference", "plots", "track")}
+    results = run_plan(plan, given["out"], engine=engine, **chosen)
     if as_json:
         _print_json(results)
     else:
@@ -221,14 +224,19 @@ def _print_plan(plan: LabPlan, as_json: bool) -> None:
 @click.option("--paper", is_flag=True, help="Our figures next to the paper's tables A to E.")
 @click.option("--dataset", type=click.Choice(["isic", "ich"]), default="isic", show_default=True)
 @click.option("--reference", help="METHOD[:MODEL[:PREDICTOR]] to compare with; intervals need the run's predictions.")
+@click.option("--format", "form", type=click.Choice(["markdown", "csv"]), default="markdown", show_default=True,
+              help="csv: one row for each cell, model and predictor, as pandas reads it.")
 @_reports
-def table(results: Path, paper: bool, dataset: Any, reference: str | None, as_json: bool) -> None:
+def table(results: Path, paper: bool, dataset: Any, reference: str | None, form: str, as_json: bool) -> None:
     """Print the table of a finished (or unfinished) run."""
     from npr.lab.store import read_results
     from npr.lab.summary import predictions_loader, summarise_cells
-    from npr.lab.tables import paper_comparison, paper_rows, summary_table
+    from npr.lab.tables import cells_csv, paper_comparison, paper_rows, summary_table
 
     content = read_results(results)
+    if form == "csv":
+        click.echo(cells_csv(content), nl=False)
+        return
     if reference:
         _require_reference(reference, {cell["variant"] for cell in content["cells"]})
         out = results if results.is_dir() else results.parent

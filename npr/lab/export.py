@@ -14,7 +14,7 @@ from npr.lab.plan import parse_assignments
 
 
 @click.command()
-@click.option("--architecture", default="efficientnet_b0", show_default=True, help="Any timm classifier.")
+@click.option("--architecture", default="efficientnet_b0", show_default=True, help="Any of timm, or monai:NAME.")
 @click.option("--weights", default="none", show_default=True, help="none, timm, package or file:PATH#SHA256.")
 @click.option("--classes", required=True, metavar="NAME,NAME,...", help="The classes, in the order of every site.")
 @click.option("--method", default="fednpr-per", show_default=True, help="`npr-lab list` shows them.")

@@ -1,21 +1,21 @@
 """Methods and data sets of one's own: Python files that register them, loaded into `npr-lab` and into every worker.
 
-A real federation never loads any: there the manifest pins the learning code, and code that no digest covers would be
-code that no hospital has agreed to.
+A federation loads one only as a plugin that its manifest pins and each hospital's policy approves
+(`site_agent.trainer.plugin`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from lazaret.errors import ConfigError, LocalProtocolError
 from npr.config import LabelsOfImage
 from npr.data.catalogue import Catalogue
 from npr.data.sources import open_catalogue
-from npr.methods import registry
+from npr.plugin import run_plugin
+from security.identity.plugin_file import read_plugin
 
 VARIABLE = "LAZARET_LAB_PLUGINS"
 _loaded: set[Path] = set()
@@ -62,7 +62,6 @@ def load_plugins() -> None:
 
     :raises ConfigError: if one is missing, fails, or takes a name that is taken.
     """
-    registry.names()  # ours first, so that a name taken twice is the plugin's mistake
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         path = Path(name)
         if path not in _loaded:
@@ -71,12 +70,6 @@ def load_plugins() -> None:
 
 
 def _run(path: Path) -> None:
-    spec = spec_from_file_location(f"lazaret_plugin_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if not path.is_file():
         raise ConfigError("there is no such Python file", where=str(path), hint="--plugin FILE.py")
-    try:
-        spec.loader.exec_module(module_from_spec(spec))
-    except LocalProtocolError as error:
-        raise ConfigError(str(error), where=path.name, hint="choose another name") from error
-    except Exception as error:
-        raise ConfigError(f"fails to load: {type(error).__name__}: {error}", where=path.name) from error
+    run_plugin(read_plugin(path), path.name)

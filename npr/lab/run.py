@@ -17,6 +17,8 @@ from npr.lab.request import train_config
 from npr.lab.store import Json, ResultStore, read_results, write_atomically
 from npr.lab.summary import no_predictions, percent, predictions_loader, summarise_cells
 from npr.lab.tables import summary_table
+from npr.tracking import TrackedRun, open_tracker
+from security.clock import SystemClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,14 @@ class Engine:
     address: str | None = None
 
 
-def run_plan(plan: LabPlan, out: Path, *, engine: Engine, reference: str, plots: bool) -> Json:
-    """Runs what is not finished and returns the results as written."""
+def run_plan(
+    plan: LabPlan, out: Path, *, engine: Engine, reference: str, plots: bool, track: Sequence[str] = ()
+) -> Json:
+    """Runs what is not finished and returns the results as written.
+
+    :param track: for which tools learning curves are written too, of each cell when it is finished.
+    """
+    tell = _tracking(track, out)
     store = ResultStore(out)
     store.load(plan)
     _require_same_training(plan, store)
@@ -50,10 +58,12 @@ def run_plan(plan: LabPlan, out: Path, *, engine: Engine, reference: str, plots:
                     progress.cell_failed(cell.key, error)
                 else:
                     store.record(cell, result)
+                    tell([result])
                     progress.cell_done(cell.key, headline(result))
                 settle(plan.settings, plan.cells, store)
                 update(intervals=False)
         update()
+        tell(store.cells)  # with what the test images gave
     results = read_results(out)
     if plots:
         from npr.lab.plots import draw_all
@@ -107,6 +117,43 @@ def _updater(plan: LabPlan, store: ResultStore, reference: str) -> Callable[...,
         write_atomically(store.out / "table.md", summary_table(read_results(store.out)).encode())
 
     return update
+
+
+def _tracking(track: Sequence[str], out: Path) -> Callable[[Sequence[Json]], None]:
+    """Writes the curves of cells into folders of OUT, one for each tool."""
+    trackers = [open_tracker(kind, out / kind, experiment=out.resolve().name) for kind in track]
+
+    def tell(cells: Sequence[Json]) -> None:
+        now = SystemClock().now_ms()
+        for cell in cells:
+            for tracker in trackers:
+                tracker.write(tracked(cell, now))
+
+    return tell
+
+
+def tracked(cell: Json, now_ms: int) -> TrackedRun:
+    """The curves of a cell; its last point has what its models do on the validation side, and on the test side."""
+    points: list[tuple[int, dict[str, float]]] = []
+    for entry in cell["rounds"]:
+        figures = {name: entry[name] for name in ("loss", "seconds")}
+        points.append((entry["round"], figures | _flat("validation", entry.get("validation", {}))))
+    last = points[-1][1] if points else {}
+    last |= _flat("validation", cell["validation"]) | _flat("test", cell.get("final", {}))
+    told = {name: str(cell[name]) for name in ("method", "variant", "seed", "fold", "config_hash", "device")}
+    options = {f"options/{name}": str(value) for name, value in cell["options"].items()}
+    return TrackedRun(name=cell["slug"], points=points, settings=told | options, written_ms=now_ms)
+
+
+def _flat(side: str, by_kind: Json) -> dict[str, float]:
+    """`side/model/predictor/figure`; numbers alone, and only those that exist."""
+    return {
+        f"{side}/{kind.replace(' ', '-')}/{name}/{figure}": float(value)
+        for kind, by_name in by_kind.items()
+        for name, figures in by_name.items()
+        for figure, value in figures.items()
+        if isinstance(value, float)
+    }
 
 
 def headline(result: Json) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from npr.config import TrainConfig
 from npr.methods import registry
@@ -180,6 +182,28 @@ def _chosen(results: Json) -> list[str]:
             parts = [f"fold {fold}: {describe_choice(choice)}" for fold, choice in row["choices"].items()]
             lines.append(f"Chosen for {row['variant']}: {'; '.join(parts)}.")
     return lines
+
+
+FIGURES: Final = ("pooled_recall", "mean_bacc", "mean_bauc")
+
+
+def cells_csv(results: Json) -> str:
+    """For pandas and the like: one row for each cell, side, model and predictor, figures as parts of one, options as
+    columns. A figure that does not exist is empty."""
+    options = sorted({name for cell in results["cells"] for name in cell["options"]})
+    about = ("key", "method", "variant", "seed", "fold")
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*about, *(f"option.{name}" for name in options), "side", "model", "predictor", "chosen", *FIGURES])
+    for cell in results["cells"]:
+        first = [*(cell[name] for name in about), *(cell["options"].get(name, "") for name in options)]
+        chosen = tuple(cell.get("chosen", {}).values())
+        for side, by_kind in (("validation", cell["validation"]), ("test", cell.get("final", {}))):
+            for kind, by_name in by_kind.items():
+                for name, figures in by_name.items():
+                    numbers = [figures.get(figure) for figure in FIGURES]
+                    table.writerow([*first, side, kind, name, (kind, name) == chosen, *numbers])
+    return text.getvalue()
 
 
 def describe_choice(choice: Json) -> str:

@@ -65,6 +65,7 @@ class AgreedRules:
     layout: str
     initial_state: str
     initial_file: str
+    plugin: str | None
     colluders: int
     least_survivors: int
     least_cohort: int
@@ -205,6 +206,7 @@ def _rules_of(manifest: Manifest) -> AgreedRules:
         layout=numbers.layout.layout_hash.hex(),
         initial_state=manifest.model.initial_state,
         initial_file=manifest.model.initial_file,
+        plugin=None if training.plugin is None else training.plugin.sha256,
         colluders=numbers.colluders,
         least_survivors=numbers.least_survivors,
         least_cohort=manifest.least_cohort,

@@ -111,6 +111,7 @@ def _keys(roster: Roster) -> Keys:
         layout=_SOME,
         initial_state=_SOME,
         initial_file=_SOME,
+        plugin=None,
         colluders=colluders,
         least_survivors=3,
         least_cohort=thresholds.least_cohort(c=colluders, m=3, roster=sites),

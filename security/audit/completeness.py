@@ -1,10 +1,10 @@
 """Is every step of a round in the log? Steps are gathered while the entries pass, and compared at the end.
 
-A site's round: data opened, model received, training, invitation, upload, agreement, receipt, shares opened, result
-checked. A step may be absent where something in the log explains it: the site declined, the attempt failed and another
-followed, the connection or the agent broke, the log ends. `StepMissing` is for steps that cannot be absent: nobody
-uploads what was not trained, or opens shares of a set that was not agreed. Nor is anything trained by a process whose
-isolation the log does not state.
+A site's round: data opened, a plugin loaded where the manifest pins one, model received, training, invitation, upload,
+agreement, receipt, shares opened, result checked. A step may be absent where something in the log explains it: the site
+declined, the attempt failed and another followed, the connection or the agent broke, the log ends. `StepMissing` is for
+steps that cannot be absent: nobody uploads what was not trained, or opens shares of a set that was not agreed. Nor is
+anything trained by a process whose isolation the log does not state.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class RoundBook:
         self._findings = findings
         self._rounds: dict[RoundKey, _Round] = {}
         self._opened: set[str | None] = set()  # runs for which data were opened
+        self._plugins: set[str | None] = set()  # runs whose method's own file was run
         self._blocked: dict[int, str] = {}
         self._explained: list[str] = []
         self._published: dict[str | None, int] = {}
@@ -108,6 +109,8 @@ class RoundBook:
         match record.type:
             case "data.opened":
                 self._opened.add(record.run)
+            case "plugin.loaded":
+                self._plugins.add(record.run)
             case "model.received":
                 self._of(record).steps.setdefault("model", record.seq)
             case "train.done":
@@ -182,6 +185,8 @@ class RoundBook:
         if upload is not None:
             missing = [step for step in ("model", "training", "invitation") if step not in found.steps]
             missing += [] if run in self._opened else ["data opened"]
+            pinned = found.rules is not None and found.rules.plugin is not None
+            missing += ["plugin loaded"] if pinned and run not in self._plugins else []
             if missing:
                 self._findings.add("StepMissing", f"{where}: a vector left without {', '.join(missing)}", upload)
             if found.rules is not None and found.rules.privacy is not None and key not in self._paid:

@@ -96,6 +96,13 @@ def method_is_agreed(record: Record, rules: AgreedRules) -> Iterator[Breach]:
         yield "MethodMismatch", f"method {record.body['method']}, agreed is {rules.method}"
 
 
+@rule("plugin.loaded")
+def plugin_is_agreed(record: Record, rules: AgreedRules) -> Iterator[Breach]:
+    """What ran beside the package is the file that the manifest pins. A run that pins none has no such entry."""
+    if record.body["plugin"] != rules.plugin or record.run != rules.run:
+        yield "PluginMismatch", f"plugin {record.body['plugin']} was run, agreed is {rules.plugin or 'none'}"
+
+
 @rule("model.received")
 def layout_is_agreed(record: Record, rules: AgreedRules) -> Iterator[Breach]:
     if record.body["layout"] != rules.layout:

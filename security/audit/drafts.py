@@ -238,6 +238,7 @@ def _changes(log: _Covered) -> Iterator[DraftStatement]:
         "policy.changed": "The policy of {name} changed ({reason}).",
         "manifest.adopted": "{name} adopted manifest version {version}.",
         "run.offered": "{name} was offered run {next}, which did not begin ({reason}).",
+        "plugin.loaded": "{name} trained with a method's own file, SHA-256 {plugin}.",
         "run.accepted": "{name} began the run of manifest version {version} (decided by: {by}).",
         "run.stopped": "The operator ended the run of {name} before its last round.",
         "key.rotated": "{name} rotated the key of its log ({reason}).",

@@ -226,6 +226,7 @@ CODES: Final[dict[str, Code]] = {
     "SoftwareDiffers": _note(
         "packages of a party were not those of its bill of materials, and the log says so", "ask who installed them"
     ),
+    "PluginMismatch": _breach("a method's own file was run that is not the one that the manifest pins", _CONSORTIUM),
     "MethodMismatch": _breach("a method, model or layout is not the one that the manifest names", _CONSORTIUM),
     "SettingsMismatch": _breach("training settings are none of those that the manifest lists", _CONSORTIUM),
     "RoundsExceeded": _breach("there were more rounds than the manifest permits", _CONSORTIUM),

@@ -37,6 +37,7 @@ from security.identity.manifest import (
     unseal,
 )
 from security.identity.pki import Purpose, Role, Subject
+from security.identity.plugin_file import read_plugin
 from security.identity.request import BundleFile, EnrolmentAnswer, EnrolmentRequest, Pem, check_request, read_file
 from security.identity.rules import accept_newer, open_manifest, sign
 from security.identity.second_signature import public_pem, sign_ml_dsa
@@ -386,6 +387,7 @@ class Authority:
             coordinator=coordinators[0].listing(now_ms, ml_dsa=twice),
             revocations=self.revocations(now_ms),
             root_ml_dsa=ml_dsa.public_key().public_bytes_raw().hex() if ml_dsa is not None else None,
+            plugin=None if plan.training.plugin is None else read_plugin(self.folder / plan.training.plugin),
             now_ms=now_ms,
         )
         data = seal(manifest, sign(manifest, key), b"" if ml_dsa is None else sign_ml_dsa(manifest, ml_dsa))

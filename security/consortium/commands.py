@@ -53,6 +53,7 @@ steps = 50                            # (required) optimiser steps of a site in 
 # config_hashes = []                  # training configurations that sites may be asked to run; metadata may hold them
 # weights = "samples"                 # or "bucketed", "uniform": how much the sum reveals of a site's size
 # local_statistics = false            # true keeps batch-normalisation statistics at the sites
+# plugin = "own_method.py"            # the method's own file, which every hospital approves; see docs/methods.md
 # isolation = "best"                  # "required": a site trains only where what sees images has no network
 
 [training.settings]

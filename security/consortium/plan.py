@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from lazaret.errors import ConfigError, PolicyViolation
 from lazaret.settings import read_settings
@@ -24,6 +24,7 @@ from security.identity.initial_model import InitialModel, blocks_of, initial_sta
 from security.identity.manifest import (
     MAX_WINDOW,
     Aggregation,
+    Architecture,
     Audit,
     ClassNames,
     Count,
@@ -35,6 +36,7 @@ from security.identity.manifest import (
     Model,
     Name,
     Phrase,
+    PluginFile,
     Positive,
     Privacy,
     Processing,
@@ -46,8 +48,10 @@ from security.identity.manifest import (
     VerifierKey,
     Word,
     decimal_text,
+    describe,
 )
 from security.identity.membership import COVERED_ROSTER, DAY_MS
+from security.identity.plugin_file import digest
 from security.identity.rules import TWO_SITES_HINT
 from security.secagg import thresholds
 from security.secagg.layout import Block, Clips, Layout
@@ -60,7 +64,7 @@ LOSS_PER_SAMPLE_EXPONENT = 4
 
 class ModelPlan(Document):
     initial: str
-    architecture: Word | None = None
+    architecture: Architecture | None = None
     code_digest: Hash | None = None
     classes: ClassNames | None = None
     personal: tuple[str, ...] = ()
@@ -74,6 +78,7 @@ class TrainingPlan(Document):
     weights: Literal["samples", "bucketed", "uniform"] = "samples"
     local_statistics: bool = False
     isolation: Literal["required", "best"] = "best"
+    plugin: str | None = None
     settings: dict[Word, bool | int | float | str] = Field(default_factory=dict)
 
 
@@ -162,9 +167,13 @@ def build(
     coordinator: Member,
     revocations: Sequence[Revocation],
     root_ml_dsa: str | None = None,
+    plugin: bytes | None = None,
     now_ms: int,
 ) -> Manifest:
-    """The next manifest of this federation."""
+    """The next manifest of this federation.
+
+    :param plugin: the content of the file that the plan names as the method's own.
+    """
     if plan.audit.ml_dsa != (root_ml_dsa is not None):
         raise ConfigError("the root's ML-DSA key belongs to ml_dsa = true", where="federation.toml [audit] ml_dsa")
     refuse_two_sites(plan, len(roster))
@@ -181,7 +190,7 @@ def build(
         roster=tuple(sorted(roster, key=lambda member: member.id.encode())),
         coordinator=coordinator,
         model=_model(plan, model, initial_state),
-        training=_training(plan, model),
+        training=_training(plan, model, _plugin(plan, model, plugin)),
         aggregation=_aggregation(plan, len(roster), layout),
         audit=_audit(plan, len(roster)),
         timing=Timing(**plan.timing.model_dump(exclude={"manifest_days"})),
@@ -365,7 +374,29 @@ def _classes(asked: ClassNames | None, exported: str | None) -> ClassNames | Non
     return names
 
 
-def _training(plan: FederationPlan, model: InitialModel) -> Training:
+def _plugin(plan: FederationPlan, model: InitialModel, source: bytes | None) -> PluginFile | None:
+    """The method's own file, named by the plan; what the initial model was exported with must be the same."""
+    found = None if source is None else digest(source)
+    exported = model.metadata.get("plugin")
+    if found != exported and (exported is not None or "method" in model.metadata):
+        raise ConfigError(
+            f"the plugin has SHA-256 {found or 'none'}, the initial model was exported with {exported or 'none'}",
+            where="federation.toml [training] plugin",
+            hint="name the file that `npr-lab --plugin FILE model` was given, or export the initial model again",
+        )
+    if plan.training.plugin is None or found is None:
+        return None
+    try:
+        return PluginFile(name=Path(plan.training.plugin).name, sha256=found)
+    except ValidationError:
+        raise ConfigError(
+            "the file's name has other characters than letters, digits, '.', '_' and '-', or more than 64",
+            where="federation.toml [training] plugin",
+            hint="rename the file",
+        ) from None
+
+
+def _training(plan: FederationPlan, model: InitialModel, plugin: PluginFile | None) -> Training:
     asked = plan.training
     method = asked.method or model.metadata.get("method")
     if not method or method != model.metadata.get("method", method):
@@ -380,15 +411,19 @@ def _training(plan: FederationPlan, model: InitialModel) -> Training:
             where="federation.toml [training] config_hashes",
             hint="list the hash of every training configuration that sites may be asked to run",
         )
-    return Training(
-        method=method,
-        settings={name: _setting(value) for name, value in sorted(_settings(plan, model).items())},
-        config_hashes=tuple(sorted(set(listed))),
-        rounds=asked.rounds,
-        weights=asked.weights,
-        local_statistics=asked.local_statistics,
-        isolation=asked.isolation,
-    )
+    try:
+        return Training(
+            method=method,
+            settings={name: _setting(value) for name, value in sorted(_settings(plan, model).items())},
+            config_hashes=tuple(sorted(set(listed))),
+            rounds=asked.rounds,
+            weights=asked.weights,
+            local_statistics=asked.local_statistics,
+            isolation=asked.isolation,
+            plugin=plugin,
+        )
+    except ValidationError as error:  # what a file's metadata say was not checked when it was read
+        raise ConfigError(describe(error), where="federation.toml [training]") from None
 
 
 def _setting(value: bool | int | float | str) -> Setting:

@@ -54,6 +54,7 @@ def manifest_summary(manifest: Manifest, now_ms: int) -> dict[str, Any]:
         "initial_state": manifest.model.initial_state,
         "initial_file": manifest.model.initial_file,
         "method": manifest.training.method,
+        "plugin": manifest.training.plugin.model_dump() if manifest.training.plugin else None,
         "rounds": manifest.training.rounds,
         "settings": dict(manifest.training.settings),
         "values": layout.state_words,

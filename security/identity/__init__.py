@@ -19,6 +19,7 @@ Imported by: coordinator, npr, protos, security.audit, security.consortium, secu
     own_issuer      TLS certificates of a site's own authority
     peers           who is at the other end of a connection
     membership      what the other packages need of a manifest
+    plugin_file     the file of a method of one's own, read once and compared with the manifest
     initial_model   the file of the first model, and its layout
     credentials     checks of an identity folder, for the `check` commands
     tls_probe       one TLS connection to a coordinator, opened and closed to look at its certificate

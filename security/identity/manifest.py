@@ -89,6 +89,8 @@ def _not_null(value: object, info: ValidationInfo) -> object:
 Name = Annotated[str, Field(pattern=pki.NAME_PATTERN)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+# A name of timm, or of another library behind its own, such as monai:densenet121.
+Architecture = Annotated[str, Field(pattern=r"^([a-z]{1,16}:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 DecimalText = Annotated[str, AfterValidator(_check_decimal)]
 Count = Annotated[int, Field(ge=0, le=encoding.MAX_INT)]
 Positive = Annotated[int, Field(ge=1, le=encoding.MAX_INT)]
@@ -184,14 +186,23 @@ class Model(Document):
     this list, so a site with another list, or another order, would mix classes silently.
     """
 
-    architecture: Word
+    architecture: Architecture
     code_digest: Hash
     initial_state: Hash
     initial_file: Hash
     classes: ClassNames
 
 
+class PluginFile(Document):
+    """The Python file of a method that no release has: every hospital runs exactly these bytes, or none."""
+
+    name: Word
+    sha256: Hash
+
+
 class Training(Document):
+    """How it is trained. With `plugin`, the method is in a file of its own, which each hospital's policy approves."""
+
     method: Word
     settings: dict[Word, Setting]
     config_hashes: Annotated[tuple[Hash, ...], Field(min_length=1, max_length=64)]
@@ -199,6 +210,9 @@ class Training(Document):
     weights: Literal["samples", "bucketed", "uniform"]
     local_statistics: bool
     isolation: Literal["required", "best"]
+    plugin: Annotated[
+        PluginFile | None, BeforeValidator(_not_null), Field(exclude_if=lambda value: value is None)
+    ] = None
 
     @property
     def config_hash(self) -> bytes:

@@ -323,6 +323,16 @@ def check_scores(manifest: Manifest) -> None:
         )
 
 
+def check_plugin(manifest: Manifest) -> None:
+    """Noise is drawn in the process that runs the method: a file that no release has could leave it out."""
+    if manifest.training.plugin is not None and manifest.privacy is not None:
+        raise PolicyViolation(
+            "a method of one's own has no place under differential privacy",
+            where=f"{_where(manifest)} [training] plugin",
+            hint="leave out plugin, or [privacy]",
+        )
+
+
 def check_configs(manifest: Manifest) -> None:
     hashes_ = manifest.training.config_hashes
     if list(hashes_) != sorted(set(hashes_)):
@@ -370,6 +380,7 @@ CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_expiry,
     check_version_one,
     check_configs,
+    check_plugin,
 )
 
 
@@ -461,6 +472,7 @@ def check_run(current: Manifest, offered: Manifest) -> None:
         or _tensors(offered) != _tensors(current)
         or offered.training.method != current.training.method
         or _labels(offered) != _labels(current)
+        or offered.training.plugin != current.training.plugin
         # The lengths of the newest steps are part of a run's state, as many as the window has.
         or offered.aggregation.movement_window != current.aggregation.movement_window
         or (offered.audit.vote_drop is None) != (current.audit.vote_drop is None)

@@ -193,6 +193,13 @@ class DataOpened(Event):
     change: Text
 
 
+@event_type("plugin.loaded")
+class PluginLoaded(Event):
+    """A process that is to see images has run a method's own file, with this SHA-256."""
+
+    plugin: Digest
+
+
 @event_type("trainer.isolated")
 class TrainerIsolated(Event):
     """A process that is to see images has started: what the site asks for, and what holds, as tried from inside.

@@ -14,6 +14,7 @@ Imported by: site_agent, site_agent.archive, site_agent.checks, site_agent.page.
     data_checks      the checks of `site-agent check` that see images
     trial            a short round, to tell its time and memory
     training         local rounds on the state that the chain of results names
+    plugin           a method of one's own, if manifest and hospital approve it
     personal_state   what it keeps from round to round
     workers          several processes of one hospital that train as one
     ranks            the place of this process among them

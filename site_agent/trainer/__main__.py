@@ -39,17 +39,18 @@ ALIVE_SECONDS: Final = 5.0
 def isolate(
     config: SiteConfig, connection: socket.socket | None, scratch: Path, *, keeps: bool = True
 ) -> Isolation:
-    """Put up the walls and try them. The trainer reads images and the initial model, and writes its own folders.
+    """Put up the walls and try them. A trainer reads images, initial model and plugins, and writes its own folders.
 
     :param connection: to the agent; None for a process without one.
     :param keeps: whether it keeps anything from round to round.
     """
     images = data_folders(config.data.source)
+    given = [config.initial_model, config.state / INITIAL, config.plugins]
     kept = [config.state / "memory", config.state / "models", config.sides]
     write = made(*(kept if keeps else ()), *([cache_folder()] if images else ()))
     return isolation.enter(
         config.site.isolation,
-        read=[*(path for path in (config.initial_model, config.state / INITIAL, *kept) if path.exists()), *images],
+        read=[*(path for path in (*given, *kept) if path.exists()), *images],
         write=[*write, scratch],
         deny=[config.identity],
         keep=[connection.fileno()] if connection is not None else [],
@@ -132,8 +133,7 @@ def work_with_others(config: SiteConfig, place: RankPlace) -> NoReturn:
     end_on_signals()
     from site_agent.trainer.workers import work
 
-    site = config.site
-    work(place, config.data, seconds=float(site.worker_wait), threads=site.threads, computing=site.computing)
+    work(place, config)
     raise SystemExit(0)
 
 

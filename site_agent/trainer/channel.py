@@ -178,6 +178,7 @@ class DataReady(Message):
     :ivar version: what log and ledger call the data; the same, but under differential privacy the hospital's name of
         the version.
     :ivar images: of each side, where an image may have several labels: counts then add up to something else.
+    :ivar plugin: SHA-256 of the method's own file, if it has one; it was run.
     """
 
     kind: Literal["ready"] = "ready"
@@ -187,6 +188,7 @@ class DataReady(Message):
     class_names: Annotated[tuple[Name, ...], Field(max_length=MAX_CLASSES)]
     counts: Annotated[dict[Literal["train", "validation", "test"], Counts], Field(max_length=3)]
     images: Annotated[dict[Literal["train", "validation", "test"], Natural], Field(max_length=3)] | None = None
+    plugin: Hex32 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,9 @@ class DataCheckContext:
 
     @shared("the settings are not those of the manifest")
     def recipe(self) -> Recipe:
+        from site_agent.trainer.plugin import load_plugin  # imports torch
+
+        load_plugin(self.config, self.manifest.training.method, self.manifest.training.plugin)
         return recipe_of(self.manifest)
 
     @shared("the data set cannot be listed")

@@ -4,6 +4,7 @@ model.safetensors   all tensors, personal layers included
 model.onnx          from bytes of images to calibrated probabilities, checked against torch on this site's own images
 model.json          architecture, classes, preprocessing, digests
 MODEL_CARD.md       written from the signed manifest and this site's own log
+configs/, models/, docs/    the same as a MONAI bundle, on request
 hospital-only.md    under differential privacy: exact figures, which epsilon does not cover; not to be passed on
 """
 
@@ -26,6 +27,7 @@ from lazaret import files, software
 from lazaret.errors import ConfigError, LocalProtocolError
 from npr.deployed import Pixels, check_onnx, require_onnx, write_onnx
 from npr.model import normalisation
+from npr.monai_bundle import bundle_files
 from site_agent.config import SiteConfig
 from site_agent.trainer.evaluation import figures_of
 from site_agent.trainer.model_card import HOSPITAL_ONLY, history_of, hospital_only, model_card
@@ -87,8 +89,11 @@ def _covered(place: ModelPlace, which: Which | None, *, with_prototypes: bool) -
     return replace(predictor, companion=bare, deployed=deploy(predictor.place, predictor.trained, bare))
 
 
-def export(predictor: Predictor, target: Path, *, onnx: bool) -> dict[str, Any]:
-    """Write a folder that must not exist yet. It appears when everything in it has been written and checked."""
+def export(predictor: Predictor, target: Path, *, onnx: bool, bundle: bool = False) -> dict[str, Any]:
+    """Write a folder that must not exist yet. It appears when everything in it has been written and checked.
+
+    :param bundle: in the folders of a MONAI bundle, which has its network as ONNX.
+    """
     check_target(target, onnx=onnx)
     images = _some_images(predictor)
     about = describe(predictor)
@@ -104,6 +109,8 @@ def export(predictor: Predictor, target: Path, *, onnx: bool) -> dict[str, Any]:
     contents["MODEL_CARD.md"] = card.encode()
     if predictor.place.manifest.privacy is not None:
         contents[HOSPITAL_ONLY] = hospital_only(figures).encode()
+    if bundle:
+        contents = bundle_files(contents, about, output="probabilities")
     _write_folder(target, contents)
     which = {"model": predictor.trained.which, "round": predictor.trained.round}
     written = {"folder": str(target), **which, "files": digests(contents), "checked": checked}

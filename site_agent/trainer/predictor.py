@@ -41,6 +41,7 @@ from security.secagg.layout import Vector
 from site_agent.config import SiteConfig
 from site_agent.trainer.data import fingerprint, open_data, side_rule
 from site_agent.trainer.personal_state import PersonalState, SiteRecord
+from site_agent.trainer.plugin import load_plugin
 from site_agent.trainer.training import TRAINED_ON, Trainer
 
 UNRECORDED: Final = "not recorded"
@@ -65,6 +66,7 @@ class ModelPlace:
         initial, start = pinned_model(config.model_file(record.manifest.model.initial_file), record.manifest)
         if config.site.threads is not None:
             torch.set_num_threads(config.site.threads)
+        load_plugin(config, record.manifest.training.method, record.manifest.training.plugin)
         return cls(config=config, record=record, initial=initial, start=start)
 
     @property

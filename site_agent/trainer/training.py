@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import numpy as np
@@ -45,6 +46,7 @@ from site_agent.privacy import PrivatePlan
 from site_agent.trainer.channel import DataReady
 from site_agent.trainer.data import open_data, side_rule, summary
 from site_agent.trainer.personal_state import PersonalState
+from site_agent.trainer.plugin import load_plugin
 from site_agent.trainer.ranks import local_rank
 from site_agent.trainer.workers import Crew
 
@@ -243,6 +245,7 @@ def make_trainer(
 
     :param books: the ledger, under differential privacy; without it such a trainer can evaluate, not train.
     """
+    plugin = load_plugin(config, manifest.training.method, manifest.training.plugin)
     recipe = recipe_of(manifest)
     dataset, data = open_data(
         config.data,
@@ -256,7 +259,7 @@ def make_trainer(
     )
     crew = Crew.of(config, manifest, dataset, data)
     named = config.data.version if manifest.privacy is not None else None
-    ready, threads = summary(dataset, data, data_key, version=named), config.site.threads
+    ready, threads = replace(summary(dataset, data, data_key, version=named), plugin=plugin), config.site.threads
     device = open_device(config.site.computing, private=manifest.privacy is not None, rank=local_rank())
     log.info("computes on %s", device)
     plan = PrivatePlan.of(config, manifest)

@@ -27,7 +27,6 @@ from safetensors.torch import save as save_tensors
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
 
 from lazaret.errors import ConfigError, DataError, ToolkitError, WorkerLost
-from npr.config import DeviceSettings
 from npr.data.dataset import FederatedDataset, SiteData
 from npr.data.sides import SpeltSides, spelt_sides
 from npr.device import PROCESSOR, Device, open_device, to_host
@@ -39,9 +38,10 @@ from npr.model import normalisation
 from npr.recipe import Recipe, check_code, code_digest
 from npr.training import LocalReport
 from npr.wire_layout import spec_of
-from security.identity.manifest import Manifest
-from site_agent.config import DataTable, SiteConfig
+from security.identity.manifest import Manifest, PluginFile
+from site_agent.config import SiteConfig
 from site_agent.trainer.data import open_data
+from site_agent.trainer.plugin import load_plugin
 from site_agent.trainer.ranks import RankPlace, local_rank
 
 log = logging.getLogger("site-agent")
@@ -115,6 +115,7 @@ def terms_of(manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> d
     """All that a worker receives once, as JSON: how to build the same method and site, and what to check of its own."""
     return {
         "method": manifest.training.method,
+        "plugin": None if manifest.training.plugin is None else manifest.training.plugin.model_dump(),
         "settings": dict(manifest.training.settings),
         "architecture": manifest.model.architecture,
         "classes": list(manifest.model.classes),
@@ -126,20 +127,14 @@ def terms_of(manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> d
     }
 
 
-def work(
-    place: RankPlace,
-    table: DataTable,
-    *,
-    seconds: float,
-    threads: int | None = None,
-    computing: DeviceSettings | None = None,
-) -> None:
+def work(place: RankPlace, config: SiteConfig) -> None:
     """Take orders until the agent says that there are no more, or has ended."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    device = open_device(computing or DeviceSettings(), rank=local_rank())
+    seconds = float(config.site.worker_wait)
+    if config.site.threads is not None:
+        torch.set_num_threads(config.site.threads)
+    device = open_device(config.site.computing, rank=local_rank())
     log.info("computes on %s", device)
-    worker, store = Worker(table, device), meet(place, seconds)
+    worker, store = Worker(config, device), meet(place, seconds)
     number = max(1, store.add("orders", 0))
     while (order := _next_order(store, number)) is not None:
         number, name = order
@@ -156,7 +151,7 @@ def work(
 class Worker:
     """What a worker keeps between orders: its images, and method and site for the terms it received last."""
 
-    table: DataTable
+    config: SiteConfig
     device: Device = PROCESSOR
     terms: dict[str, Any] | None = None
     method: Method | None = None
@@ -180,13 +175,15 @@ class Worker:
 
     def _prepare(self, order: dict[str, Any]) -> tuple[Method, Site]:
         if self.method is None or self.site is None or order != self.terms:
-            self.method, self.site = _build(self.table, order, self.device)
+            self.method, self.site = _build(self.config, order, self.device)
             self.terms = order
         return self.method, self.site
 
 
-def _build(table: DataTable, order: dict[str, Any], device: Device) -> tuple[Method, Site]:
+def _build(config: SiteConfig, order: dict[str, Any], device: Device) -> tuple[Method, Site]:
     check_code(order["code"])
+    plugin, table = order["plugin"], config.data
+    load_plugin(config, order["method"], None if plugin is None else PluginFile.model_validate(plugin))
     recipe = Recipe.of(order["method"], order["settings"])
     dataset, data = open_data(
         table,

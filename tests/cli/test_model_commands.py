@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -26,16 +27,18 @@ from safetensors import safe_open
 
 from coordinator.cli import main as coordinator
 from coordinator.config import TEMPLATE
+from coordinator.export import _onnx
 from coordinator.storage import Storage
 from lazaret import files
 from lazaret.errors import ConfigError
 from lazaret.terminal import run_command
+from npr.data.generated import ISIC_CLASSES
 from npr.data.sources import open_catalogue
 from npr.metrics import fit_temperature
 from security.audit.agreement import keys_for
 from security.audit.verify import verify
 from security.clock import SystemClock
-from security.identity.manifest import Privacy
+from security.identity.manifest import PluginFile, Privacy
 from security.log.events import DpCommitted
 from security.log.reader import LogReader
 from security.secagg.state import state_hash, unflatten
@@ -330,6 +333,18 @@ def test_where_no_round_was_validated_it_is_the_newest(trained: Trained, cases: 
     assert done.returncode == 0 and "model: the newest of this site, of round 2" in done.stderr
 
 
+def test_curves_are_written_as_files_and_replace_themselves(trained: Trained, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (trained.state / "metrics.jsonl").read_text().splitlines()]
+    for _ in range(2):
+        done = run("curves", tmp_path / "mlflow", "--track", "mlflow", "--config", trained.config)
+        assert done.returncode == 0 and "for this hospital only" in done.stderr
+    (curve,) = (tmp_path / "mlflow").glob("*/*/metrics/validation/bacc")
+    found = [(int(line.split()[2]), float(line.split()[1])) for line in curve.read_text().splitlines()]
+    assert found == [(row["round"], row["validation"]["bacc"]) for row in rows]
+    done = run("curves", tmp_path / "board", "--track", "tensorboard", "--config", trained.config)
+    assert done.returncode == 0 and list((tmp_path / "board" / "run-1").iterdir())
+
+
 def test_training_alone_is_compared_on_the_same_images(trained: Trained, tmp_path: Path) -> None:
     folder = tmp_path / "agent"
     shutil.copytree(trained.config.parent, folder)
@@ -434,6 +449,65 @@ def test_the_onnx_file_predicts_what_predict_predicts(
         found = session.run(["probabilities"], {"images": np.asarray(image)[None]})[0][0]
         told = [float(row[f"p_{name}"]) for name in about["classes"]]
         assert found == pytest.approx(told, abs=2e-4)
+
+
+def parsed_bundle(folder: Path) -> Any:
+    """By MONAI's own parser, as `python -m monai.bundle run` has it."""
+    bundle = pytest.importorskip("monai.bundle", reason="the extra [monai] is not installed")
+    parser = bundle.ConfigParser()
+    parser.read_config(str(folder / "configs" / "inference.json"))
+    parser.read_meta(str(folder / "configs" / "metadata.json"))
+    parser["bundle_root"] = str(folder)
+    return parser
+
+
+def test_a_monai_bundle_predicts_what_predict_predicts(trained: Trained, cases: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    words = ("--with-prototypes", "--format", "monai-bundle", "--config", trained.config)
+    done = run("export", folder, *words)
+    assert done.returncode == 0, done.stderr
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert found == {
+        "configs/inference.json", "configs/metadata.json", "docs/README.md", "docs/model.json", "models/model.onnx",
+        "models/model.safetensors",
+    }  # fmt: skip
+    run("predict", cases / "left", "-o", tmp_path / "out.csv", "--config", trained.config)
+    parser = parsed_bundle(folder)
+    names, predict = parser.get_parsed_content("classes"), parser.get_parsed_content("predict")
+    for row in rows_of(tmp_path / "out.csv"):
+        ours = np.array([float(row[f"p_{name}"]) for name in names])
+        assert np.abs(predict(str(cases / "left" / row["file"])).numpy() - ours).max() < 1e-5
+    about = parser["_meta_"]["network_data_format"]
+    assert list(about["outputs"]["pred"]["channel_def"].values()) == list(ISIC_CLASSES)
+    image = torch.zeros(1, about["inputs"]["image"]["num_channels"], *about["inputs"]["image"]["spatial_shape"])
+    assert parser.get_parsed_content("network_def")(image).shape == (1, about["outputs"]["pred"]["num_channels"])
+    from monai.bundle import run as run_bundle  # type: ignore[attr-defined]
+
+    said = io.StringIO()
+    with redirect_stdout(said):
+        run_bundle(
+            config_file=str(folder / "configs" / "inference.json"),
+            meta_file=str(folder / "configs" / "metadata.json"),
+            bundle_root=str(folder),
+            dataset_dir=str(cases / "left"),
+        )
+    first = [line.split(",")[0] for line in said.getvalue().splitlines()]
+    assert first[-6:] == sorted(map(str, (cases / "left").iterdir()))
+    without = run("export", tmp_path / "other", "--no-onnx", *words)
+    assert without.returncode == 2 and "as ONNX" in without.stderr and not (tmp_path / "other").exists()
+
+
+def test_a_monai_bundle_of_the_coordinator_gives_the_features_that_are_shared(hub: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    done = run("export", folder, "--format", "monai-bundle", "--config", hub, entry=coordinator)
+    assert done.returncode == 0, done.stderr
+    run("export", tmp_path / "global.safetensors", "--onnx", "--config", hub, entry=coordinator)
+    images = np.random.default_rng(0).integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)
+    (expected,) = onnxruntime.InferenceSession(tmp_path / "global.onnx").run(None, {"images": images})
+    network = parsed_bundle(folder).get_parsed_content("network_def")
+    assert np.array_equal(network(torch.from_numpy(images).permute(0, 3, 1, 2).float()).numpy(), expected)
+    again = run("export", folder, "--format", "monai-bundle", "--config", hub, entry=coordinator)
+    assert again.returncode == 2 and "refusing to overwrite" in again.stderr
 
 
 def test_safetensors_hold_the_model_and_say_what_it_is(trained: Trained, exported: Path) -> None:
@@ -582,6 +656,15 @@ def test_the_coordinator_exports_what_is_shared(trained: Trained, hub: Path, tmp
     assert features.shape == (3, 256)
     again = run("export", target, "--config", hub, entry=coordinator)
     assert again.returncode == 2 and "refusing to overwrite" in again.stderr
+
+
+def test_a_coordinator_runs_no_plugin_to_export(trained: Trained) -> None:
+    training = trained.world.manifest.training.model_copy(
+        update={"plugin": PluginFile(name="own_method.py", sha256="ab" * 32)}
+    )
+    manifest = trained.world.manifest.model_copy(update={"training": training})
+    with pytest.raises(ConfigError, match="only hospitals run those"):
+        _onnx(manifest, trained.world.model_path, trained.world.hub.model, {})
 
 
 def test_a_coordinator_exports_no_model_that_lost_its_hash(hub: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The command as a user runs it: real processes on tiny images, killed and started again."""
 
+import csv
+import io
 import json
 import os
 import signal
@@ -315,11 +317,35 @@ def test_cells_that_would_repeat_another_are_left_out_and_named(lab, tmp_path):
     assert done.err.count("would repeat another cell") == 3
 
 
+def _curves_of_a_run_that_is_finished(lab, arguments, out):
+    """They can be asked for later: nothing is trained again."""
+    before = results(out)
+    lab(*arguments, "--track", "tensorboard", "--track", "mlflow")
+    assert results(out)["cells"] == before["cells"]
+    for cell in before["cells"]:
+        assert (out / "tensorboard" / cell["slug"] / "events.out.tfevents.1.lazaret").stat().st_size > 100
+    losses = [path.read_text().split()[1] for path in (out / "mlflow").glob("*/*/metrics/loss")]
+    assert sorted(losses) == sorted(repr(cell["rounds"][0]["loss"]) for cell in before["cells"])
+    (judged,) = (out / "mlflow").glob("*/*/metrics/test/global/head/mean_bacc")
+    assert judged.read_text().split()[2] == "1", "the test images were judged after the last round"
+
+
 def test_tables_of_a_run(lab, tmp_path):
-    lab("run", *TINY, "--methods", "fedavg,local", "--rounds", 1, "--out", tmp_path)
+    arguments = ["run", *TINY, "--methods", "fedavg,local", "--rounds", 1, "--out", tmp_path]
+    lab(*arguments)
     rows = json.loads(lab("table", tmp_path, "--json", "--reference", "local").out)["rows"]
     assert next(row for row in rows if row["variant"] == "fedavg")["difference"]["reference"].startswith("local:")
     assert "### Table E" in lab("table", tmp_path, "--paper", "--dataset", "ich").out
+    text = lab("table", tmp_path, "--format", "csv").out
+    cells = {cell["key"]: cell for cell in results(tmp_path)["cells"]}
+    read = list(csv.DictReader(io.StringIO(text)))
+    assert {row["side"] for row in read} == {"validation", "test"} and {row["key"] for row in read} == set(cells)
+    for row in read:
+        side = {"validation": "validation", "test": "final"}[row["side"]]
+        value = cells[row["key"]][side][row["model"]][row["predictor"]]["mean_bacc"]
+        assert row["mean_bacc"] == ("" if value is None else repr(value))
+    assert [row["chosen"] for row in read if row["side"] == "test"].count("True") == 2
+    _curves_of_a_run_that_is_finished(lab, arguments, tmp_path)
     assert "run `npr-lab run --out DIR` first" in lab("table", tmp_path / "nowhere", expect=2).err
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError
+from npr import plugin
 from npr.lab import plugins
 from npr.methods import registry
 
@@ -35,6 +36,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.names()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     monkeypatch.setattr(plugins, "_loaded", set())
+    monkeypatch.setattr(plugin, "_loaded", {})
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
 
 
@@ -115,8 +117,10 @@ def test_a_plugin_is_loaded_once_and_its_mistakes_are_its_own(tmp_path: Path) ->
         plugins.load_plugins()
 
 
-def test_a_federation_on_the_wire_loads_no_plugin() -> None:
-    """Only the laboratory reads the variable: code that the manifest does not pin has no way in."""
+def test_a_federation_on_the_wire_loads_what_its_manifest_pins_and_nothing_else() -> None:
+    """Only the laboratory reads the variable; only one module of a site runs a plugin, whose bytes it has compared."""
     for package in ("site_agent", "coordinator", "lazaret", "security", "protos", "npr/methods", "npr/data"):
         for path in (ROOT / package).rglob("*.py"):
-            assert "plugins" not in path.read_text(encoding="utf-8"), path
+            text = path.read_text(encoding="utf-8")
+            assert plugins.VARIABLE not in text and "npr.lab.plugins" not in text, path
+            assert "run_plugin" not in text or path == ROOT / "site_agent" / "trainer" / "plugin.py", path

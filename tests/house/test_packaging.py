@@ -186,8 +186,11 @@ def test_no_pickle_and_no_torch_load():
     assert not [str(path.relative_to(ROOT)) for path in sources if pattern.search(path.read_text())]
 
 
-@pytest.mark.parametrize("name", ["pyjpegls", "pylibjpeg", "pylibjpeg-openjpeg", "python-gdcm", "pydicom", "highdicom"])
-def test_decoders_of_foreign_files_have_a_permissive_licence(name):
+@pytest.mark.parametrize(
+    "name",
+    ["pyjpegls", "pylibjpeg", "pylibjpeg-openjpeg", "python-gdcm", "pydicom", "highdicom", "monai", "tensorboard"],
+)
+def test_decoders_of_foreign_files_and_other_tools_have_a_permissive_licence(name):
     """Some decoders of the same family are under the GPL."""
     from importlib.metadata import metadata
 

@@ -53,20 +53,26 @@ def one_thread() -> object:
     torch.set_num_threads(before)
 
 
-def lay_out(folder: Path) -> Grounds:
+def lay_out(
+    folder: Path,
+    *,
+    rounds: int = ROUNDS,
+    method: tuple[str, ...] = ("--method", "fednpr-per", "--set", "personal_after=2"),
+    plan: str = PLAN,
+    policy: str = "",
+) -> Grounds:
     folder.mkdir()
     initial = folder / "initial.safetensors"
     command(
         model_command, "--architecture", "test_efficientnet", "--weights", "none", "--image-size", SIZE,
-        "--classes", ",".join(ISIC_CLASSES), "--method", "fednpr-per", "--rounds", ROUNDS,
-        "--set", "personal_after=2", "--set", "batch_size=16",
+        "--classes", ",".join(ISIC_CLASSES), *method, "--rounds", rounds, "--set", "batch_size=16",
         "--seed", 3, "-o", initial,
     )  # fmt: skip
     names = [site.name for site in open_dataset(SOURCE, fold="fold", image_size=8).sites]
     ids = {name.replace("_", "-"): name for name in names}
     grounds = Grounds(
         folder=folder,
-        plan=PLAN,
+        plan=plan,
         sources=dict.fromkeys(ids, SOURCE),
         data_names=ids,
         initial=initial,
@@ -75,13 +81,14 @@ def lay_out(folder: Path) -> Grounds:
             "site": "threads = 1\nready_slot = 0.2",
             "coordinator": "least_wait = 0.2\nmost_wait = 1",
             "data": 'site = "{data}"\nfold = "fold"',
+            "policy": policy,
         },
     )
     grounds.prepare()
     return grounds
 
 
-def over_the_wire(grounds: Grounds) -> list[Published]:
+def over_the_wire(grounds: Grounds, rounds: int = ROUNDS) -> list[Published]:
     """By the commands as they are shipped."""
     output = grounds.folder / "output"
     config = grounds.coordinator / "coordinator.toml"
@@ -94,14 +101,14 @@ def over_the_wire(grounds: Grounds) -> list[Published]:
     for site in sites:
         site.start()
     try:
-        coordinator.wait_for(f"the sum of round {ROUNDS} is checked", seconds=240)
+        coordinator.wait_for(f"the sum of round {rounds} is checked", seconds=240)
     finally:
         codes = stop_all(sites, coordinator)
     assert codes == [0] * len(codes)
     return read_published(grounds.coordinator)
 
 
-def in_the_lab(grounds: Grounds, layout: Layout | None) -> list[np.ndarray]:
+def in_the_lab(grounds: Grounds, layout: Layout | None, rounds: int = ROUNDS) -> list[np.ndarray]:
     """The shared state after each round; `layout` None is plain FedAvg."""
     manifest = manifest_at(grounds.coordinator / "identity")
     recipe = recipe_of(manifest)
@@ -113,10 +120,10 @@ def in_the_lab(grounds: Grounds, layout: Layout | None) -> list[np.ndarray]:
         site.seed = secret_seed(recipe.seed, load_secret(grounds.site(name) / "identity" / "keys" / "data.key"))
     if layout is not None:
         rule = movement_rule(manifest.aggregation)
-        federation.aggregator = SecureAggregator(federation, rounds=ROUNDS, layout=layout, movement=rule)
+        federation.aggregator = SecureAggregator(federation, rounds=rounds, layout=layout, movement=rule)
     wire = WireModel(manifest.aggregation.layout, federation.model)
     states = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         federation.run_round()
         states.append(canonical(wire.state(federation.model)))
     return states

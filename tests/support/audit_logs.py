@@ -321,6 +321,8 @@ class Federation:
                 run=self.run,
                 annex={"images": "500 to 999", "subjects": "200 to 499"},
             )
+            if self.rules is not None and self.rules.plugin is not None:
+                log.append(ev.PluginLoaded(plugin=self.rules.plugin), run=self.run)
         log.append(
             ev.ModelReceived(model=self.model, bytes=16_000_000, layout=self.layout, sender=self.destination),
             run=self.run,

@@ -141,6 +141,11 @@ class World:
     def write_plan(self, text: str) -> None:
         self.authority.plan_path.write_text(text)
 
+    def write_plugin(self, plan: str, source: bytes = b"# a method\n", name: str = "own_method.py") -> str:
+        """Put a method's own file beside the plan; returns the plan that names it."""
+        (self.authority.folder / name).write_bytes(source)
+        return plan.replace("[training]\n", f'[training]\nplugin = "{name}"\n', 1)
+
     def identity(self, member: str) -> Identity:
         return Identity(folder=self.folder / member)
 

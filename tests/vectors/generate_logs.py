@@ -25,7 +25,7 @@ MANY = 65_536  # so many entries make a segment
 def federation(folder: Path) -> Federation:
     """Two rounds, and everything that can happen around them."""
     world = World.make(folder / "world")
-    world.write_plan(PLAN + "[audit]\nstrict = true\nvote_drop = 0.05\n")
+    world.write_plan(world.write_plugin(PLAN + "[audit]\nstrict = true\nvote_drop = 0.05\n"))
     made = Federation.from_world(world, folder)
     made.play()
     made.republish()

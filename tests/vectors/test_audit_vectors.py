@@ -27,7 +27,7 @@ from security.audit.proof import prove
 from security.audit.verify import verify
 from security.log.egress import due_bytes, permitted
 from security.log.schema import ENVELOPE, SCHEMAS
-from tests.attacks.audit.test_audit_conformance import CASES, GROUPED, WHOLE, _rewritten, _told
+from tests.attacks.audit.test_audit_conformance import CASES, GROUPED, WHOLE, _rewritten, _told, _without_types
 from tests.attacks.audit.test_audit_conformance import grouped as grouped  # fixtures
 from tests.attacks.audit.test_audit_conformance import private as private
 from tests.attacks.audit.test_audit_counted import BESIDE
@@ -205,6 +205,12 @@ def test_both_find_a_broken_sequence(name: str, private: Federation, tmp_path: P
     who, change, _ = WHOLE[name]
     path = _rewritten(private, tmp_path, who, change)
     assert Verifier(path, _root(private.root_key)).verdict == verify(path, keys_for(path, private.root_key)).exit_code
+
+
+def test_both_find_a_vector_without_its_plugin(grouped: Federation, tmp_path: Path) -> None:
+    path = _rewritten(grouped, tmp_path, "site0", _without_types("plugin.loaded"))
+    assert Verifier(path, _root(grouped.root_key)).verdict == 1
+    assert verify(path, keys_for(path, grouped.root_key)).exit_code == 1
 
 
 @pytest.mark.parametrize("name", BESIDE)

@@ -62,13 +62,14 @@ GROUPS = "\n[aggregation]\ncolluders = 1\nweight_cap = 256\ngroups = 3\n[audit]\
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    """Two clean rounds under a manifest with three groups that were drawn, and with votes."""
+    """Two clean rounds under a manifest with three groups that were drawn, with votes and a method of its own."""
     folder = tmp_path_factory.mktemp("grouped")
     world = World.make(folder / "world", NINE)
-    world.write_plan(PLAN + GROUPS)
+    plan = world.write_plugin(PLAN + GROUPS)
+    world.write_plan(plan)
     world.publish()
     secrets = "".join(f'{name} = "{world.identity(name).draw_secret().hex()}"\n' for name in NINE)
-    world.write_plan(f"{PLAN}{GROUPS}[aggregation.secrets]\n{secrets}")
+    world.write_plan(f"{plan}[aggregation.secrets]\n{secrets}")
     federation = Federation.from_world(world, folder / "logs", dp_sites=())
     federation.play(2)
     federation.stop()
@@ -214,6 +215,8 @@ GROUPED: dict[str, tuple[str, str, Change, str]] = {
     "a model without a quorum for it": ("site0", "result.voted", _all(accepts=5, refusals=4), "VoteWrong"),
     "a model with a quorum for it": ("hub", "result.voted", _all(accepted=False), "VoteWrong"),
     "too few votes": ("site0", "result.voted", _all(accepts=3, threshold=3), "VoteWrong"),
+    "another plugin": ("site0", "plugin.loaded", _all(plugin=digest("else")), "PluginMismatch"),
+    "a plugin of another run": ("site0", "plugin.loaded", lambda entry: entry.update(run="run-9"), "PluginMismatch"),
     "one sum of everybody": ("hub", "aggregate.published", _all(groups=None), "GroupsMismatch"),
 }
 
@@ -265,6 +268,24 @@ def test_a_model_that_stands_after_a_vote_against_the_next(grouped: Federation, 
     codes = weighty(cross(folders, {**grouped.keys, path: keys_for(path, grouped.root_key)}).findings)
     assert "ModelInconsistency" in codes, "the second sum is on the model that was voted down"
     assert "SplitCohort" in codes, "and no site has seen such a vote"
+
+
+def test_a_plugin_that_nobody_agreed(grouped: Federation) -> None:
+    entry = next(LogReader(grouped.members["site0"].folder).records("plugin.loaded"))
+    assert grouped.rules is not None and not list(breaches(entry, grouped.rules))
+    ((code, said),) = breaches(entry, replace(grouped.rules, plugin=None))
+    assert code == "PluginMismatch" and entry.body["plugin"] in said and "none" in said
+
+
+def test_a_vector_without_the_plugin_that_the_manifest_pins(
+    grouped: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _rewritten(grouped, tmp_path, "site0", _without_types("plugin.loaded"))
+    company = {"NotWitnessed", "CosignatureMissing", "HeadMissing", "SurplusBytes", "AnnexMismatch"}
+    codes = weighty(_verified(path, grouped).findings)
+    assert "StepMissing" in codes and codes - {"StepMissing"} <= company
+    monkeypatch.setattr(RoundBook, "_judge", lambda *_: None)
+    assert weighty(_verified(path, grouped).findings) <= company, "twin"
 
 
 def test_sites_that_saw_other_groups(grouped: Federation, tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from coordinator.run import ModelFile
-from lazaret.errors import RemoteProtocolError, VerificationFailed
+from lazaret.errors import ConfigError, PolicyViolation, RemoteProtocolError, VerificationFailed
 from security.crypto.ring import FRAME_BYTES
 from security.identity.manifest import Manifest
 from security.secagg.relay import ModelFrame, ModelRequest
 from site_agent.config import SiteConfig
-from site_agent.next_run import Decision, NextRun, Offer, weaker
+from site_agent.next_run import Decision, NextRun, Offer, about, check_permitted, weaker
 from tests.support.consortium_world import PRIVACY
 from tests.support.site_world import SiteWorld, policy_table
 
@@ -151,3 +151,23 @@ def test_a_word_is_for_one_manifest_only(tmp_path: Path) -> None:
     assert agent.next_run.step() is None
     Decision(manifest=hashlib.sha256(data).hexdigest(), by="operator").write(state)
     assert isinstance(agent.next_run.step(), ModelRequest)
+
+
+def test_a_run_with_a_plugin_waits_for_its_file_and_its_approval(tmp_path: Path) -> None:
+    source = b"# a method\n"
+    digest = hashlib.sha256(source).hexdigest()
+    world = LargeWorld(tmp_path, policy=policy_table(accept_runs='"within_policy"', plugins=f'["{digest}"]'), plan=PLAN)
+    manifest, _, _ = second(world, lambda plan: world.base.write_plugin(plan, source))
+    assert any(digest in line for line in about(manifest))
+    config = SiteConfig.read(world.configs[SITE])
+    with pytest.raises(ConfigError, match=f"{digest}, here is none"):
+        check_permitted(config, manifest)
+    config.plugins.mkdir()
+    (config.plugins / "own_method.py").write_bytes(source)
+    check_permitted(config, manifest)
+    (config.plugins / "own_method.py").write_bytes(b"# another\n")
+    with pytest.raises(ConfigError, match=f"the manifest pins {digest}"):
+        check_permitted(config, manifest)
+    unapproved = config.model_copy(update={"policy": config.policy.model_copy(update={"plugins": ()})})
+    with pytest.raises(PolicyViolation, match=f"{digest}; approved here: none"):
+        check_permitted(unapproved, manifest)

@@ -24,9 +24,9 @@ LAYOUT = SimpleNamespace(state_words=5)
 class Held:
     """A supervisor that starts nothing, and keeps what it would tell."""
 
-    def __init__(self, launch: Any, setup: Any, *, isolated: Any, outdates: Any, **_: Any) -> None:
+    def __init__(self, launch: Any, setup: Any, *, isolated: Any, outdates: Any, opened: Any, **_: Any) -> None:
         del launch
-        self.setup, self.isolated, self.outdates = setup, isolated, outdates
+        self.setup, self.isolated, self.outdates, self.opened = setup, isolated, outdates, opened
 
     def start(self) -> None:
         pass
@@ -36,7 +36,7 @@ def agreed(isolation: str, *, roster: tuple[str, ...] = ()) -> Any:
     """As much of a manifest as is looked at here."""
     return SimpleNamespace(
         model="model",
-        training=SimpleNamespace(isolation=isolation),
+        training=SimpleNamespace(isolation=isolation, plugin=None),
         aggregation=SimpleNamespace(layout=LAYOUT),
         timing=SimpleNamespace(train=30),
         privacy=None,
@@ -105,3 +105,18 @@ def test_a_manifest_that_begins_to_require_isolation_holds_for_the_next_trainer(
     with pytest.raises(ConfigError, match="isolation is required"):
         supervisor.isolated(CONNECTED)
     assert [entry.asked for entry in entries] == ["best", "required"]
+
+
+def test_a_trainer_that_ran_another_file_than_pinned_is_written_down_and_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    supervisor, entries = held(monkeypatch, site="best", manifest="best")
+    with pytest.raises(ConfigError, match=f"run the plugin {'ab' * 32}, the manifest pins none"):
+        supervisor.opened(SimpleNamespace(plugin="ab" * 32))
+    (entry,) = entries
+    assert entry.type == "plugin.loaded" and entry.plugin == "ab" * 32
+    pinned: Any = agreed("best")
+    pinned.training.plugin = SimpleNamespace(sha256="cd" * 32)
+    supervisor.outdates(pinned)
+    with pytest.raises(ConfigError, match=f"run the plugin none, the manifest pins {'cd' * 32}"):
+        supervisor.opened(SimpleNamespace(plugin=None))

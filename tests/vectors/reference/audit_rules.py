@@ -47,6 +47,9 @@ def broken(entry: Entry, agreed: Agreed) -> Iterator[str]:
         results = [entry["run"] == rules["run"]]
     if kind == "run.accepted":
         results = [entry["run"] == rules["run"], body["model"] == rules["model"]["initial_file"]]
+    if kind == "plugin.loaded":
+        pinned = rules["training"].get("plugin", {"sha256": None})["sha256"]
+        results = [entry["run"] == rules["run"], body["plugin"] == pinned]
     if kind in ("round.invited", "train.done"):
         results += [body["method"] == rules["training"]["method"], (entry["round"] or 1 << 60) <= 4 * rounds + 16]
     if kind == "round.invited":
@@ -159,6 +162,7 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
     receipted: set[int] = set()
     boot, stream, own = "", 0, entries[0]["origin"].partition(".")[0]
     opened = {entry["run"] for entry in entries if entry["type"] == "data.opened"}
+    loaded = {entry["run"] for entry in entries if entry["type"] == "plugin.loaded"}
     words = [entry["body"]["command"] for entry in entries if entry["type"] == "operator.action"]
     for entry, agreed in zip(entries, in_force, strict=True):
         kind, body, key = entry["type"], entry["body"], (entry["run"], entry["round"])
@@ -177,6 +181,8 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
                 owed[body["msg_id"]] = entry["seq"]
             if body["message"] == "UploadFrame" and agreed and agreed.value["privacy"]:
                 seen.add("private")
+            if body["message"] == "UploadFrame" and agreed and "plugin" in agreed.value["training"]:
+                seen.add("pinned")
         elif kind == "round.invited":
             cohorts[key, body["context"]] = body["cohort_size"]
         elif kind == "secagg.survivors":
@@ -207,7 +213,8 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
     for (run, number), seen in steps.items() if role == "site" else ():
         complete = {"model.received", "train.done", "round.invited"} <= seen and run in opened
         paid = "private" not in seen or "dp.committed" in seen
-        if "UploadFrame" in seen and not (complete and paid):
+        ran = "pinned" not in seen or run in loaded
+        if "UploadFrame" in seen and not (complete and paid and ran):
             yield f"round {number}: a vector left without its steps"
         upload, unmask = sent.get(((run, number), "UploadFrame")), sent.get(((run, number), "Unmask"))
         summed = any(round_ == (run, number) and own in body["self_mask"] for (round_, _), body in shares.items())

@@ -38,6 +38,7 @@ EMITTERS = {
     "peer.enrolled": (HUB, "coordinator/ingress_log.py"),
     "peer.revoked": (HUB, "coordinator/ingress_log.py"),
     "data.opened": (SITE, "site_agent/log_events.py"),
+    "plugin.loaded": (SITE, "site_agent/log_events.py"),
     "trainer.isolated": (SITE, "site_agent/log_events.py"),
     "round.invited": (SITE, "security/secagg/site/entries.py"),
     "round.declined": (SITE, "security/secagg/site/entries.py"),

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from lazaret.errors import ConfigError, WorkerLost
+from lazaret.errors import ConfigError, PolicyViolation, WorkerLost
 from npr.data.dataset import FederatedDataset, SiteData
 from npr.data.generated import ISIC_CLASSES
 from npr.data.sources import open_dataset
+from npr.device import PROCESSOR
 from npr.methods.base import Method
 from npr.methods.site import Site
 from npr.training import LocalReport
@@ -31,7 +32,7 @@ from site_agent.trainer.file_access import made
 from site_agent.trainer.personal_state import PersonalState
 from site_agent.trainer.ranks import RankPlace
 from site_agent.trainer.training import Trainer
-from site_agent.trainer.workers import Crew, terms_of
+from site_agent.trainer.workers import Crew, _build, terms_of
 from tests.support.consortium_world import World
 from tests.unit.site_agent.trainer.test_training import RECIPE, SPEC
 
@@ -212,3 +213,14 @@ def test_under_torchrun_every_process_but_the_first_works_for_the_agent(
     done = CliRunner().invoke(cli.cli, ["--config", str(tmp_path / "site.toml")], env=told)
     assert done.exception is None and [place.rank for place in called] == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["site.toml"]
+
+
+def test_a_worker_asks_its_own_policy_about_a_plugin(
+    published: tuple[Manifest, Path], dataset: FederatedDataset, tmp_path: Path
+) -> None:
+    (tmp_path / "site.toml").write_text(SITE_TOML)
+    order = terms_of(published[0], dataset, dataset.sites[0]) | {"seed": 1}
+    assert order["plugin"] is None
+    order["plugin"] = {"name": "own_method.py", "sha256": "ab" * 32}
+    with pytest.raises(PolicyViolation, match=f"{'ab' * 32}; approved here: none"):
+        _build(SiteConfig.read(tmp_path / "site.toml"), order, PROCESSOR)
