@@ -28,10 +28,11 @@ from lazaret.errors import ConfigError, ToolkitError
 from lazaret.terminal import emit, run_command
 from scripts.local_federation.containers import run
 from scripts.local_federation.demo import DATA, Told, Wishes, lay_out
-from scripts.local_federation.processes import ROOT, GaveUp, wait_until
+from scripts.local_federation.processes import ROOT, GaveUp, Party, wait_until
 from scripts.local_federation.setup import Grounds
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
+from security.audit.findings import Severity
 
 PACKAGES: Final = "systemd,systemd-sysv,dbus,python3,python3-venv"
 UNITS: Final = ("lazaret-coordinator", "lazaret-site-agent", "lazaret-site-trainer")
@@ -187,6 +188,19 @@ def hang(system: OwnSystem) -> float:
     return round(time.monotonic() - started, 1)
 
 
+def stop(system: OwnSystem, others: list[Party]) -> None:
+    """All agents at once, then the coordinator: as `stop_all`, with one agent that is a service. One after the other,
+    the last ones would have too few left to witness the ends of their logs.
+    """
+    for party in others:
+        party.ask_to_stop()
+    system.inside("systemctl", "stop", "lazaret-site-agent", seconds=PATIENCE)
+    for party in others:
+        party.wait_stopped()
+    system.inside("systemctl", "stop", "lazaret-site.target", "lazaret-site-trainer", seconds=PATIENCE)
+    system.inside("systemctl", "stop", "lazaret-coordinator", seconds=PATIENCE)
+
+
 def play(folder: Path, base: Path | None, tell: Told) -> dict[str, Any]:
     """The whole story; returns the summary."""
     wishes = Wishes(out=folder / "federation", model="tf_efficientnet_lite0", rounds=40, sites=4, data=DATA)
@@ -227,16 +241,14 @@ def play(folder: Path, base: Path | None, tell: Told) -> dict[str, Any]:
             facts = {unit: system.shown(unit) | {"exposure": system.exposure(unit)} for unit in UNITS}
             rows = {unit: system.journal(unit) for unit in UNITS}
             (folder / "journal.json").write_text(json.dumps(rows, indent=1))
-            for party in others:
-                party.stop()
-            system.inside("systemctl", "stop", "lazaret-site.target", "lazaret-site-agent", "lazaret-site-trainer")
-            system.inside("systemctl", "stop", "lazaret-coordinator", seconds=PATIENCE)
+            stop(system, others)
         ends = {unit: system.shown(unit)["Result"] for unit in UNITS}
     logs = [hub / "state" / "log", site / "state" / "log"]
     logs += [grounds.site(other) / "state" / "log" for other in sorted(grounds.sources) if other != name]
     crossed = cross(logs, {path: keys_for(path, grounds.consortium / "root.pem") for path in logs})
+    weighty = [finding for finding in crossed.findings if finding.severity is not Severity.NOTE]
     return {
-        "ok": all(end == "success" for end in ends.values()) and waited > 0,
+        "ok": all(end == "success" for end in ends.values()) and waited > 0 and crossed.exit_code == 0,
         "rounds": published(),
         "watchdog_seconds": WATCHDOG_SECONDS,
         "restarted_after_seconds": waited,
@@ -244,7 +256,9 @@ def play(folder: Path, base: Path | None, tell: Told) -> dict[str, Any]:
         "type": {unit: facts[unit]["Type"] for unit in UNITS},
         "ends": ends,
         "priorities": {unit: sorted({row.get("PRIORITY") for row in rows[unit]}) for unit in UNITS},
-        "findings": sorted({finding.code for finding in crossed.findings}),
+        "audit_clean": crossed.exit_code == 0,
+        "findings": [f"{finding.log}: {finding.code}: {finding.detail}" for finding in weighty],
+        "notes": sorted({finding.code for finding in crossed.findings} - {finding.code for finding in weighty}),
         "seconds": round(tell.seconds, 1),
     }
 
