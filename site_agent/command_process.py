@@ -219,7 +219,8 @@ def _move(staged: Path, target: Path) -> None:
 def _in_child(
     config: SiteConfig, record: SiteRecord, source: Path | None, target: Path | None, store: Path | None = None
 ) -> Workplace:
-    read, write, deny = _readable(config, source), _writable(config), _federations(config)
+    read, write = _readable(config, source), _writable(config)
+    deny = [*_federations(config), *config.secret_files]
     folders = Folders.make(path for path in (target, store) if path is not None)
     _go_on_in_child(folders)
     card = card_files(config.site.device)

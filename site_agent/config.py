@@ -257,6 +257,15 @@ class SiteConfig(ConfigTable):
         return self.under(self.archive.cache)
 
     @property
+    def secret_files(self) -> list[Path]:
+        """What this site shows its archive, which whoever sees images has no business with. A certificate's file may
+        hold its key.
+        """
+        table = self.archive
+        named = (table.token_file, table.login_file, table.certificate, table.key)
+        return [path for name in named if name and (path := self.under(name)).exists()]
+
+    @property
     def sides(self) -> Path:
         """Which patients train and which are held out: the key under differential privacy, else the list."""
         return self.state / "sides"

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from lazaret.errors import ConfigError
 from lazaret.stopping import ENDING
-from security.identity.token import PIN_VARIABLE
+from security.identity.token import PIN_VARIABLE, pin_files
 from site_agent.config import SiteConfig
 
 SILENCE_SECONDS: Final = 120.0
@@ -72,7 +72,9 @@ class ChildTrainer:
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(mode=0o700)
         formats = ["--log-format", log_format] if log_format else []
-        command = [sys.executable, "-m", module, "--config", str(config.path), *formats, *options]
+        # It opens no key file to find out where a token's PIN is.
+        closed = [word for path in pin_files(config.identity) if path.exists() for word in ("--closed", str(path))]
+        command = [sys.executable, "-m", module, "--config", str(config.path), *formats, *closed, *options]
         # Blocked from its first moment on, and taken when it can: so that it always ends with 0.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:

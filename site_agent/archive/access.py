@@ -37,11 +37,10 @@ class ArchiveAccess:
         return f"ArchiveAccess({self.host}:{self.port})"
 
 
-def secret_files(config: SiteConfig) -> list[Path]:
+def access_files(config: SiteConfig) -> list[Path]:
     """What the process with the network reads, besides the folder that it fills."""
-    table = config.archive
-    named = (table.ca, table.token_file, table.login_file, table.certificate, table.key)
-    return [config.under(name) for name in named if name]
+    authority = config.archive.ca
+    return [*([config.under(authority)] if authority else []), *config.secret_files]
 
 
 def open_access(config: SiteConfig, url: str) -> ArchiveAccess:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ArchiveError, ConfigError
-from site_agent.archive.access import ArchiveAccess, open_access, secret_files
+from site_agent.archive.access import ArchiveAccess, access_files, open_access
 from site_agent.archive.dicomweb import ArchiveClient
 from site_agent.config import SiteConfig
 from tests.support.archive import Gate
@@ -81,7 +81,7 @@ def test_tls_is_checked_on_both_sides(tmp_path: Path) -> None:
     ca, mine = f'ca = "{tmp_path}/gate/ca.pem"', f'certificate = "{tmp_path}/gate/client.pem"'
     try:
         good = configured(tmp_path, f"{ca}\n{mine}")
-        assert secret_files(good) == [tmp_path / "gate" / "ca.pem", tmp_path / "gate" / "client.pem"]
+        assert access_files(good) == [tmp_path / "gate" / "ca.pem", tmp_path / "gate" / "client.pem"]
         assert search(open_access(good, gate.url)) == []
         with pytest.raises(ArchiveError, match="certificate is not trusted"):
             search(open_access(configured(tmp_path, mine), gate.url))
