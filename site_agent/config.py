@@ -180,6 +180,7 @@ class ArchiveTable(ConfigTable):
     login_file: str | None = None
     certificate: str | None = None
     key: str | None = None
+    hosts: tuple[Annotated[str, Field(pattern=ADDRESS), AfterValidator(_check_address)], ...] = ()
     timeout: Seconds = 60
 
 
