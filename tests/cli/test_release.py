@@ -157,8 +157,9 @@ def test_a_release_with_a_fault_is_not_ok(fault: dict[str, object]) -> None:
 @pytest.mark.timeout(2400)
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
 def test_roles_install_without_a_network_and_work_together(tmp_path: Path) -> None:
-    """The auditor's and the operator's environment: small, without torch, and the list is the one that is logged. Rounds
-    of a coordinator and sites, each in its role's environment, are audited in the auditor's.
+    """The auditor's and the operator's environment: small, without torch, and the list is the one that is logged.
+
+    Rounds of a coordinator and sites, each in its role's environment, are audited in the auditor's.
     """
     found = release(tmp_path / "out", ("audit", "coordinator", "site"), None, install=True)
     assert found["ok"] and found["audit_clean"] and found["sbom_as_logged"] and found["rounds"] == 2
