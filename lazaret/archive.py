@@ -261,14 +261,14 @@ def read_contents(source: Path) -> ArchiveContents:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is one, whole or begun."""
+    """Whether a file is one, of any version, whole or begun."""
     if path.suffix == _PARTIAL:
         return True
     try:
-        read_contents(path)
-    except DataError:
+        with tarfile.open(path, mode="r:") as packed:
+            return packed.getmembers()[-1].name == CONTENTS
+    except (tarfile.TarError, IndexError):
         return False
-    return True
 
 
 def _inside(name: str) -> bool:
