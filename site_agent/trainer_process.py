@@ -71,10 +71,8 @@ class ChildTrainer:
             scratch = config.state / "scratch"
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(mode=0o700)
-        formats = ["--log-format", log_format] if log_format else []
-        # It opens no key file to find out where a token's PIN is.
-        closed = [word for path in pin_files(config.identity) if path.exists() for word in ("--closed", str(path))]
-        command = [sys.executable, "-m", module, "--config", str(config.path), *formats, *closed, *options]
+        words = [*(["--log-format", log_format] if log_format else ()), *closed_words(config), *options]
+        command = [sys.executable, "-m", module, "--config", str(config.path), *words]
         # Blocked from its first moment on, and taken when it can: so that it always ends with 0.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
@@ -158,6 +156,11 @@ class TrainerSocket:
             connection.close()
             raise PermissionError(errno.EPERM, "a process of another user has connected")
         return AcceptedTrainer(connection)
+
+
+def closed_words(config: SiteConfig) -> list[str]:
+    """Tell a trainer where the PINs of tokens are: it opens no key file to find out."""
+    return [word for path in pin_files(config.identity) if path.exists() for word in ("--closed", str(path))]
 
 
 def _environment() -> dict[str, str]:

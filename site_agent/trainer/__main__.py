@@ -136,9 +136,9 @@ def attach(config: SiteConfig) -> socket.socket:
         time.sleep(0.5)
 
 
-def work_with_others(config: SiteConfig, place: RankPlace) -> NoReturn:
+def work_with_others(config: SiteConfig, place: RankPlace, closed: Sequence[Path]) -> NoReturn:
     """Take orders of the first process of this training until it is gone. Files are closed, the network is not."""
-    isolate(config, None, Path(tempfile.gettempdir()), keeps=False)
+    isolate(config, None, Path(tempfile.gettempdir()), keeps=False, closed=closed)
     end_on_signals()
     from site_agent.trainer.workers import work
 
@@ -176,7 +176,7 @@ def command(
     place = RankPlace.read()
     if worker and place is not None:
         block_signals()
-        work_with_others(config, place)
+        work_with_others(config, place, closed)
     if descriptor is None:
         connection = attach(config)
     else:
