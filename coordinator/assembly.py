@@ -25,7 +25,7 @@ from coordinator.run import ModelFile, Shell
 from coordinator.run_queue import StopFile
 from coordinator.storage import Storage
 from coordinator.witness import WitnessDesk
-from lazaret import archive, software
+from lazaret import archive, control, software
 from lazaret.control import PauseFile
 from lazaret.errors import ConfigError, ToolkitError
 from protos.schema import schema_digest
@@ -91,6 +91,7 @@ def prepare(
     :param shell_type: the class that carries out effects.
     """
     archive.refuse_moved(base / config.state)
+    control.refuse_set_back(base / config.state)
     identity = Identity(folder=base / config.identity)
     manifest = read_manifest(identity, clock)
     check_certificate(identity, manifest, clock)

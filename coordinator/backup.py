@@ -2,7 +2,8 @@
 
 A *backup* has neither keys nor the database: what `restore` makes of it is a coordinator under another name, which
 takes the run up from what a site hands over (`coordinator recover`). A *move* has everything and ends this folder. The
-commands of a site (site_agent/backup.py) are of the same kind.
+commands of a site (site_agent/backup.py) are of the same kind; what both share is in
+security/identity/member_copies.py.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from coordinator.cli import with_config
 from coordinator.commands import open_for_people
 from coordinator.config import CoordinatorConfig
 from coordinator.storage import Storage
-from lazaret import archive, copies, software
+from lazaret import archive, control, copies, software
 from lazaret.archive import ArchiveContents
 from lazaret.copies import BACKUP, EVERYTHING, MOVE, NEITHER, CopyTable
-from lazaret.errors import ConfigError
-from lazaret.terminal import emit, say
 from security.clock import SystemClock
+from security.identity import member_copies
 from security.identity.enrolment import Identity
-from security.identity.fingerprints import phrase
-from security.identity.pki import Role, Subject, subject_of
+from security.identity.member_copies import RestoreWishes, restore_options
+from security.identity.pki import Role
+from security.identity.request import EnrolmentRequest
 from security.identity.tls_probe import names_of
 from security.log.events import OperatorAction
 
@@ -40,6 +41,7 @@ STATE: Final = {
     "spool": (MOVE, "masked vectors and sums"),
     "models": (MOVE, "models of the newest rounds; `coordinator export` writes one"),
     "runs": (MOVE, "files of finished runs; `coordinator runs --archive` packs one"),
+    control.SET_BACK: (MOVE, "that others have seen a later state of this coordinator"),
     "now.json": (NEITHER, "what the service says of itself"),
     ".lock": (NEITHER, "the lock of the service"),
     f"{database.FILE}-shm": (NEITHER, "shared memory of the database"),
@@ -81,10 +83,10 @@ def move_away(path: Path, target: Path, *, now_ms: int) -> ArchiveContents:
             held.callback(storage.close)
             storage.settle()
             if (state / "log" / "FORMAT").exists():
-                with closing(open_for_people(path)) as log:
-                    action = OperatorAction(command="backup --move: to another machine", role="operator")
-                    log.append(action, actor=software.account())
-                    log.checkpoint()
+                log = held.enter_context(closing(open_for_people(path)))  # until all is packed
+                action = OperatorAction(command="backup --move: to another machine", role="operator")
+                log.append(action, actor=software.account())
+                log.checkpoint()
         return archive.move(
             state,
             target,
@@ -96,38 +98,24 @@ def move_away(path: Path, target: Path, *, now_ms: int) -> ArchiveContents:
 
 def _told(folder: Path, now_ms: int) -> dict[str, Any]:
     identity = Identity(folder=folder)
-    certificate = identity.tls_certificate()
-    subject = subject_of(certificate, str(identity.tls_path))
-    about = {"federation": subject.federation, "member": subject.member, "hosts": list(names_of(certificate))}
-    return {"party": f"coordinator {subject.member}", "made_ms": now_ms, "about": about}
+    return member_copies.told(identity, now_ms, hosts=list(names_of(identity.tls_certificate())))
 
 
-def restore_coordinator(source: Path, folder: Path, *, name: str | None) -> tuple[ArchiveContents, str | None]:
+def restore_coordinator(
+    source: Path, folder: Path, wishes: RestoreWishes
+) -> tuple[ArchiveContents, EnrolmentRequest | None]:
     """Make a coordinator's folder of an archive: all of it, or none.
 
-    :param name: of the new member, for a backup; a move keeps its own.
-    :returns: what the archive said, and the fingerprint of the request for the new member's certificates.
+    :returns: what the archive said, and the request for the new member's certificates.
     """
-    with archive.unpacked(source, folder) as (staging, contents):
+    with member_copies.unpacked(source, folder, Role.COORDINATOR, wishes) as (staging, contents):
         copies.place_here(staging / "coordinator.toml")
         config, base = CoordinatorConfig.read(staging / "coordinator.toml")
         copies.check_places({"identity": base / config.identity, "state": base / config.state}, staging)
         if contents.kind == "move":
             return contents, None
-        member = str(contents.about["member"])
-        if name is None or name == member:
-            raise ConfigError(
-                f"a backup of {member} needs another name",
-                where="--name",
-                hint=f"sites hold more of the old name's log than this copy has; take one such as {member}-2",
-            )
-        subject = Subject(federation=str(contents.about["federation"]), role=Role.COORDINATOR, member=name)
-        request = Identity(folder=staging / "identity").create(subject, hosts=tuple(contents.about["hosts"]))
-        earlier = staging / "state" / "earlier" / member
-        earlier.mkdir(mode=0o700, parents=True)
-        if (log := staging / "state" / "log").exists():
-            log.rename(earlier / "log")
-        return contents, request.fingerprint
+        hosts = tuple(contents.about["hosts"])
+        return contents, member_copies.new_member(staging, contents, Role.COORDINATOR, wishes, hosts=hosts)
 
 
 @click.command()
@@ -143,25 +131,13 @@ def backup(config_path: Path, target: Path, move: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path, dir_okay=False))
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--name", help="The new member's name, for a backup: the old one is never used again.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def restore(source: Path, folder: Path, name: str | None, as_json: bool) -> None:
+@restore_options
+def restore(source: Path, folder: Path, as_json: bool, **wishes: str | None) -> None:
     """Make FOLDER of the copy SOURCE: a coordinator that has moved, or a new one in the place of a lost one."""
-    contents, fingerprint = restore_coordinator(source, folder, name=name)
-    if as_json:
-        emit({"folder": str(folder), "kind": contents.kind, "name": name, "fingerprint": fingerprint})
-        return
-    say(f"{contents.party} is in {folder}, as it was at its `{'backup --move' if fingerprint is None else 'backup'}`")
-    if fingerprint is None:
-        say(f"delete {source} and its copies, and start it under the same host name")
-        return
-    say(f"send {folder}/identity/request.json to the consortium, and read these words (or digits) out to them;")
-    say(f"they revoke {contents.about['member']}, enrol {name} and send a kit for `coordinator join`;")
-    say("then `coordinator recover FILE`, with a file from `site-agent handover`, takes the run up")
-    say(phrase(fingerprint))
-    click.echo(fingerprint)
+    contents, request = restore_coordinator(source, folder, RestoreWishes(**wishes))
+    moved = f"delete {source} and its copies, and start it under the same host name"
+    enrolled = "`coordinator join`;\nthen `coordinator recover` takes the run up, with a file of `site-agent handover`"
+    member_copies.say_restored(contents, folder, request, as_json=as_json, moved=moved, enrolled=enrolled)
 
 
 def _rows(config_path: Path) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Archives of a party's files: what `backup` writes and `restore` reads. It knows nothing of what the files mean.
 
 A tar file without compression. Its last member, `BACKUP.json`, names every file before it with its SHA-256, and says
-what kind of copy this is. Without it the file is no archive, so that one that was cut short is refused. An archive is
-readable by this user only: it may hold keys, and it holds what a hospital has learnt from its patients.
+what kind of copy this is. Without it the file is no archive, so that one that was cut short is refused. A party may
+sign it; who checks that is not here. An archive is readable by this user only: it may hold keys, and it holds what a
+hospital has learnt from its patients.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, Literal, get_args
 
 from lazaret import files
 from lazaret.errors import ConfigError, DataError
 
-FORMAT: Final = "lazaret backup 1"
+FORMAT: Final = "lazaret backup 2"
 CONTENTS: Final = "BACKUP.json"
 MOVED: Final = "moved.json"
 Kind = Literal["backup", "move", "root"]
+_PARTIAL: Final = ".partial"
 _BLOCK: Final = 1 << 20
 _MOST_CONTENTS: Final = 64 * 1024 * 1024
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -42,6 +44,7 @@ class ArchiveContents:
     :ivar about: further words of the party that wrote it.
     :ivar digests: the SHA-256 of each file.
     :ivar length: how many bytes of the archive come before this.
+    :ivar signature: the party's, over `signed` (hexadecimal); empty if it does not sign.
     """
 
     kind: Kind
@@ -50,11 +53,20 @@ class ArchiveContents:
     about: Mapping[str, Any]
     digests: Mapping[str, str]
     length: int
+    signature: str = ""
+
+    @property
+    def signed(self) -> bytes:
+        """All of it but the signature."""
+        return replace(self, signature="")._object()
 
     def encode(self) -> bytes:
         """The object, and below it its own SHA-256: a bit that the disk has turned is noticed here too."""
-        told = json.dumps({"format": FORMAT} | asdict(self), sort_keys=True, indent=1).encode() + b"\n"
+        told = self._object()
         return told + hashlib.sha256(told).hexdigest().encode() + b"\n"
+
+    def _object(self) -> bytes:
+        return json.dumps({"format": FORMAT} | asdict(self), sort_keys=True, indent=1).encode() + b"\n"
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> ArchiveContents:
@@ -84,10 +96,18 @@ def write(target: Path, sources: Iterable[tuple[str, Path]], **told: Any) -> Arc
 
 
 def begin(
-    target: Path, sources: Iterable[tuple[str, Path]], *, kind: Kind, party: str, made_ms: int, about: Mapping[str, Any]
+    target: Path,
+    sources: Iterable[tuple[str, Path]],
+    *,
+    kind: Kind,
+    party: str,
+    made_ms: int,
+    about: Mapping[str, Any],
+    sign: Callable[[bytes], bytes] = lambda _: b"",
 ) -> ArchiveContents:
     """Write all files beside the target, on disk when this returns. Nothing can be restored from it before `finish`.
 
+    :param sign: gives the party's signature over what the archive says of itself, and so over every file.
     :raises ConfigError: if a move meets a link: what it leads to would stay here, or be erased without a copy.
     """
     if target.exists():
@@ -103,12 +123,13 @@ def begin(
             file.flush()
             os.fsync(file.fileno())
         files.sync_directory(target.parent)
+        contents = ArchiveContents(
+            kind=kind, party=party, made_ms=made_ms, about=about, digests=dict(sorted(digests.items())), length=length
+        )
+        return replace(contents, signature=sign(contents.signed).hex())
     except BaseException:
         files.erase(beside)  # it may hold keys, of a party that goes on
         raise
-    return ArchiveContents(
-        kind=kind, party=party, made_ms=made_ms, about=about, digests=dict(sorted(digests.items())), length=length
-    )
 
 
 def finish(target: Path, contents: ArchiveContents) -> None:
@@ -126,7 +147,7 @@ def finish(target: Path, contents: ArchiveContents) -> None:
 
 
 def partial(target: Path) -> Path:
-    return target.with_name(f"{target.name}.partial")
+    return target.with_name(f"{target.name}{_PARTIAL}")
 
 
 def _walk(sources: Iterable[tuple[str, Path]], *, links: bool) -> Iterator[tuple[str, Path]]:
@@ -237,6 +258,17 @@ def read_contents(source: Path) -> ArchiveContents:
         raise ConfigError("file not found", where=str(source), hint="check the path") from error
     except (tarfile.TarError, IndexError) as error:
         raise _damaged(str(source)) from error
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is one, of any version, whole or begun."""
+    if path.suffix == _PARTIAL:
+        return True
+    try:
+        with tarfile.open(path, mode="r:") as packed:
+            return packed.getmembers()[-1].name == CONTENTS
+    except (tarfile.TarError, IndexError):
+        return False
 
 
 def _inside(name: str) -> bool:

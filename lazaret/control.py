@@ -2,7 +2,8 @@
 
 `pause.json` is written by `pause` and removed by `resume`. A process looks at it several times a second, so that a
 pause begins and ends without a restart, and survives one. `now.json` is written every few seconds by the process; one
-that is older than that was written by a process which is dead or hangs.
+that is older than that was written by a process which is dead or hangs. `set-back.json` stays for good: others have
+shown that the folder is an old copy.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from typing import Any, Final, NoReturn
 import click
 
 from lazaret import files
-from lazaret.errors import ConfigError, ToolkitError
+from lazaret.errors import ConfigError, RollbackDetected, ToolkitError
 from lazaret.terminal import say
 
+SET_BACK: Final = "set-back.json"
 BEAT_MS: Final = 5_000
 STALE_MS: Final = 4 * BEAT_MS
 BY_SIGNAL: Final = "stopped by a signal"
@@ -243,7 +245,24 @@ def last_words(folder: Path) -> Iterator[None]:
     except ToolkitError as error:
         said = f"{error} ({error.hint})" if error.hint else str(error)
         NowFile(folder).stop(said[:MOST_WORDS], now_ms=time.time_ns() // 1_000_000)
+        if isinstance(error, RollbackDetected):
+            told = {"said": said[:MOST_WORDS], "at_ms": time.time_ns() // 1_000_000}
+            with contextlib.suppress(OSError):  # the error itself is what people must see
+                files.write_atomically(folder / SET_BACK, json.dumps(told).encode() + b"\n", mode=0o600)
         raise
+
+
+def refuse_set_back(folder: Path) -> None:
+    """Not even once more: each start of an old copy counts one more connection, until the count does not show it.
+
+    :raises ConfigError: which no service manager answers with a new start.
+    """
+    if (folder / SET_BACK).exists():
+        raise ConfigError(
+            "other parties have seen a later state than this folder has: it is an old copy, and does not start again",
+            where=str(folder / SET_BACK),
+            hint="keep the folder and enrol under another name; where the newest folder is elsewhere, start that one",
+        )
 
 
 running_option: Final = click.option(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import hmac
+import os
 from typing import NoReturn
 
 
@@ -35,3 +37,18 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret cannot be pickled or copied")
+
+
+def take_from_environment(name: str) -> Secret | None:
+    """A variable's value, which is gone afterwards: from this process, from what it starts, and from the block that the
+    kernel shows as `/proc/PID/environ`, which a fork would copy. None if it is not set.
+    """
+    value = os.environ.get(name)
+    if value is None:
+        return None
+    getenv = ctypes.CDLL(None).getenv
+    getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_void_p
+    if place := getenv(name.encode()):
+        ctypes.memset(place, 0, len(os.fsencode(value)))
+    del os.environ[name]
+    return Secret(os.fsencode(value))

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from lazaret import archive, malloc, software
+from lazaret import archive, control, malloc, software
 from lazaret.control import PauseFile
 from lazaret.errors import CertificateNameMismatch, ConfigError
 from protos.schema import schema_digest
@@ -63,6 +63,7 @@ def assemble(
     """
     malloc.keep_small()
     archive.refuse_moved(config.state)
+    control.refuse_set_back(config.state)
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, clock)
     config.policy.check_federation(manifest)

@@ -26,7 +26,7 @@ from lazaret.terminal import say
 from security.clock import Clock, ManualClock, SystemClock
 from security.identity.enrolment import Identity
 from security.identity.membership import aggregation_policy
-from security.identity.token import PIN_VARIABLE, pin_files
+from security.identity.token import forget_pin, pin_files
 from security.secagg.site.journal import Journal
 from site_agent.assembly import read_membership
 from site_agent.config import INITIAL, SiteConfig
@@ -219,7 +219,8 @@ def _move(staged: Path, target: Path) -> None:
 def _in_child(
     config: SiteConfig, record: SiteRecord, source: Path | None, target: Path | None, store: Path | None = None
 ) -> Workplace:
-    read, write, deny = _readable(config, source), _writable(config), _federations(config)
+    read, write = _readable(config, source), _writable(config)
+    deny = [*_federations(config), *config.secret_files]
     folders = Folders.make(path for path in (target, store) if path is not None)
     _go_on_in_child(folders)
     card = card_files(config.site.device)
@@ -260,13 +261,13 @@ def isolate_from_federation(config: SiteConfig, *, read: Sequence[Path], write: 
 
 def _go_on_in_child(folders: Folders) -> None:
     """Only the child returns. It is alone in its process, so that the kernel can isolate it."""
+    forget_pin()  # a fork copies the environment as it was at the start too
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDING, signal.SIGCHLD})
     parent, child = os.getpid(), os.fork()
     if child:
         _wait(child, folders, before)
     _live_with(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    os.environ.pop(PIN_VARIABLE, None)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folders.scratch)
 
 

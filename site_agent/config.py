@@ -181,6 +181,7 @@ class ArchiveTable(ConfigTable):
     login_file: str | None = None
     certificate: str | None = None
     key: str | None = None
+    hosts: tuple[Annotated[str, Field(pattern=ADDRESS), AfterValidator(_check_address)], ...] = ()
     timeout: Seconds = 60
 
 
@@ -256,6 +257,15 @@ class SiteConfig(ConfigTable):
     def cache(self) -> Path:
         """The folder of files that were fetched from the archive."""
         return self.under(self.archive.cache)
+
+    @property
+    def secret_files(self) -> list[Path]:
+        """What this site shows its archive, which whoever sees images has no business with. A certificate's file may
+        hold its key.
+        """
+        table = self.archive
+        named = (table.token_file, table.login_file, table.certificate, table.key)
+        return [path for name in named if name and (path := self.under(name)).exists()]
 
     @property
     def sides(self) -> Path:

@@ -18,11 +18,13 @@ from lazaret.stopping import block_signals
 from lazaret.terminal import emit, log_to_stderr, progress, say, show_progress
 from npr.tracking import TRACKERS, TrackedRun, open_tracker
 from security.clock import SystemClock
+from security.identity.token import forget_pin
 from site_agent.command_process import Workplace, isolate
 from site_agent.config import SiteConfig
 from site_agent.options import json_option, with_config
 from site_agent.status import overview
 from site_agent.trainer.ranks import RankPlace
+from site_agent.trainer_process import closed_words
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -232,5 +234,7 @@ def help_agent(config: SiteConfig, place: RankPlace) -> None:
     """Work for the agent until it is gone, in a program that can still be isolated: this one has threads."""
     del place  # read again there
     words = [sys.executable, "-m", "site_agent.trainer", "--config", str(config.path), "--worker"]
+    words += closed_words(config)
+    forget_pin()
     block_signals()  # until that program takes them
     os.execv(sys.executable, words)

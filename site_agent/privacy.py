@@ -120,18 +120,36 @@ def ledger_files(config: SiteConfig) -> FileStore:
 # Sides of patients: under differential privacy by a key that is made once, with the ledger (npr/data/sides.py).
 
 
-def create_ledger(config: SiteConfig, plan: PrivatePlan, *, rng: Randomness, clock: Clock | None = None) -> Terms:
+def create_ledger(
+    config: SiteConfig, plan: PrivatePlan, *, rng: Randomness, clock: Clock | None = None, first: bool = False
+) -> Terms:
     """Begin the ledger of this population, and the key that gives its patients their sides.
 
     The key is written first: a crash in between leaves a key that the next attempt finds and uses.
+
+    :param first: a person says that these patients never had one, also where this site was restored from a backup.
     """
     terms = plan.terms(config)
+    if not first:
+        _refuse_restored(config)
     with ledger_files(config) as store:
         if not sides_key_file(config).exists():
             config.sides.mkdir(mode=0o700, parents=True, exist_ok=True)
             files.write_atomically(sides_key_file(config), rng.bytes(KEY_BYTES), mode=0o600, replace=False)
         Ledger.create(store, terms, version=_NEW, sides=key_digest(read_sides_key(config)), clock=clock)
     return terms
+
+
+def _refuse_restored(config: SiteConfig) -> None:
+    """A ledger that was begun after the backup is not known to it. Where it knew one, `restore` left an anchor."""
+    earlier = config.state / "earlier"
+    lost = sorted(path.name for path in earlier.iterdir()) if earlier.is_dir() else []
+    if lost and ledger_files(config).newest() is None:
+        raise LedgerError(
+            f"this site was restored from a backup of {', '.join(lost)}, which knew no ledger",
+            where=str(config.ledger),
+            hint="bring the ledger and the anchor that were begun after it; `--create --first` if there never was one",
+        )
 
 
 def sides_key_file(config: SiteConfig) -> Path:

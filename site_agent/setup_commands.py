@@ -146,6 +146,7 @@ legal_basis = {legal_basis}
 # login_file = "pacs.login"           # user:password; mode 0600, as all secrets
 # certificate = "pacs-client.pem"     # a client certificate, and its
 # key = "pacs-client.key"
+# hosts = ["pacs.example:443"]        # where they may be shown, besides the archive of [data] source
 # timeout = 60                        # seconds without a byte before a connection is given up
 
 [metrics]

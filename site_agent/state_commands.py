@@ -49,6 +49,7 @@ from site_agent.state_writer import WriteAheadLog
 
 @click.command()
 @click.option("--create", is_flag=True, help="Create it; a population has one budget only.")
+@click.option("--first", is_flag=True, help="With --create, at a site that was restored: there never was one.")
 @click.option("--undo", is_flag=True, help="Remove one that was created by mistake, before its first booking.")
 @click.option("--resume", is_flag=True, help="Book again after rounds that were booked, but not trained.")
 @click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Propose the noise for this epsilon.")
@@ -56,7 +57,14 @@ from site_agent.state_writer import WriteAheadLog
 @with_config
 @json_option
 def ledger(
-    config_path: Path, create: bool, undo: bool, resume: bool, epsilon: float | None, second: bool, as_json: bool
+    config_path: Path,
+    create: bool,
+    first: bool,
+    undo: bool,
+    resume: bool,
+    epsilon: float | None,
+    second: bool,
+    as_json: bool,
 ) -> None:
     """Show what was booked of this population's privacy budget, and what is left; the agent may be running."""
     config = SiteConfig.read(config_path)
@@ -70,7 +78,7 @@ def ledger(
     if plan is None:
         raise ConfigError("this federation trains without differential privacy", where="manifest [privacy]")
     if create:
-        terms = create_ledger(config, plan, rng=SystemRandomness())
+        terms = create_ledger(config, plan, rng=SystemRandomness(), first=first)
         say(f"ledger {config.ledger} begun: epsilon {terms.cap:g} at delta {terms.delta:g} for each {terms.unit}")
         say(f"its anchor is kept in {config.ledger_anchor}: back up both, on two disks if possible")
         say(f"the key that gives patients their sides is {sides_key_file(config)}: back it up too, there is no other")

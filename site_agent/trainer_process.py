@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from lazaret.errors import ConfigError
 from lazaret.stopping import ENDING
-from security.identity.token import PIN_VARIABLE
+from security.identity.token import PIN_VARIABLE, pin_files
 from site_agent.config import SiteConfig
 
 SILENCE_SECONDS: Final = 120.0
@@ -71,8 +71,8 @@ class ChildTrainer:
             scratch = config.state / "scratch"
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(mode=0o700)
-        formats = ["--log-format", log_format] if log_format else []
-        command = [sys.executable, "-m", module, "--config", str(config.path), *formats, *options]
+        words = [*(["--log-format", log_format] if log_format else ()), *closed_words(config), *options]
+        command = [sys.executable, "-m", module, "--config", str(config.path), *words]
         # Blocked from its first moment on, and taken when it can: so that it always ends with 0.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
@@ -156,6 +156,11 @@ class TrainerSocket:
             connection.close()
             raise PermissionError(errno.EPERM, "a process of another user has connected")
         return AcceptedTrainer(connection)
+
+
+def closed_words(config: SiteConfig) -> list[str]:
+    """Tell a trainer where the PINs of tokens are: it opens no key file to find out."""
+    return [word for path in pin_files(config.identity) if path.exists() for word in ("--closed", str(path))]
 
 
 def _environment() -> dict[str, str]:

@@ -8,7 +8,6 @@ no shell, so that nothing can need one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -24,21 +23,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import numpy as np
-from PIL import Image as Picture
 
 from lazaret.errors import ConfigError, ToolkitError
 from lazaret.terminal import emit, run_command
 from scripts.local_federation.demo import Told
 from scripts.local_federation.processes import GaveUp, wait_until
-from scripts.local_federation.setup import HOST, free_port
+from scripts.local_federation.typed import ROUNDS, SITES, TypedFederation, role_of, sboms_as_logged, starts
 from scripts.releasing import ROOT, SBOM, release
-from security.audit.facts import LogHistory, read_history
+from security.audit.facts import LogHistory
 
 FILES: Final = ROOT / "deploy" / "containers"
-SITES: Final = ("graz", "linz", "vienna")
-CLASSES: Final = ("MEL", "NV", "BCC")
-ROUNDS: Final = 2
 USER: Final = 65532
 SUITE, PYTHON = "bookworm", (3, 11)
 PACKAGES: Final = "python3,python3-venv,ca-certificates"
@@ -54,21 +48,6 @@ ARG BASE
 FROM ${BASE}
 RUN ["/usr/bin/python3", "-c", "import os; [os.unlink('/bin/' + name) for name in ('sh', 'dash', 'bash', 'rbash')]"]
 """
-PLAN: Final = f"""
-run = "containers"
-[model]
-initial = "initial.safetensors"
-[training]
-rounds = {ROUNDS}
-steps = 8
-[aggregation]
-weight_cap = 64
-[timing]
-train = 90
-message = 20
-upload = 30
-"""
-
 
 def hindrance(*, base: Path | None) -> str | None:
     """Why it cannot be tried on this machine."""
@@ -173,73 +152,31 @@ class ImageFacts:
         return cls(name=name, digest=told["Digest"], megabytes=round(told["Size"] / 1e6, 1))
 
 
-def write_images(folder: Path, seed: int) -> None:
-    """A folder a class, with pictures whose colour tells the class; the dirt on them is generated."""
-    dirt = np.random.default_rng(seed)
-    for place, label in enumerate(CLASSES):
-        (folder / label).mkdir(parents=True)
-        for number in range(20):
-            pixels = dirt.integers(0, 120, size=(32, 32, 3), dtype=np.uint8)
-            pixels[..., place] += 120
-            Picture.fromarray(pixels).save(folder / label / f"{seed}-{number}.png")
-
-
-class ContainerFederation:
+class ContainerFederation(TypedFederation):
     """The folders and containers of one federation."""
 
     def __init__(self, workshop: Workshop, folder: Path, images: dict[str, ImageFacts], tell: Told) -> None:
-        self.workshop, self.folder, self.images, self.tell = workshop, folder, images, tell
-        self.port = free_port()
+        super().__init__(folder)
+        self.workshop, self.images, self.tell = workshop, images, tell
         self.running: dict[str, str] = {}
 
-    def prepare(self) -> None:
-        """Model, root key, requests, manifest, kits: the quickstart's commands."""
-        self.folder.mkdir()
-        for number, site in enumerate(SITES):
-            write_images(self.folder / "images" / site, number)
-        _own(self.folder)
-        address = f"{HOST}:{self.port}"
-        self._typed(
-            "site", "npr-lab", "model", "--architecture", "test_efficientnet", "--image-size", 32, "--rounds", ROUNDS,
-            "--classes", ",".join(CLASSES), "-o", "initial.safetensors",
-        )  # fmt: skip
-        consortium = ("--dir", "consortium", "--no-passphrase")
-        told = json.loads(self._typed("coordinator", "consortium", "init", "lesions", *consortium, "--json"))
-        shutil.copyfile(self.folder / "initial.safetensors", self.folder / "consortium" / "initial.safetensors")
-        (self.folder / "consortium" / "federation.toml").write_text(PLAN)
-        _own(self.folder / "consortium")
-        member = ("--federation", "lesions", "--name")
-        self._typed(
-            "coordinator", "coordinator", "init", "hub", *member, "hub", "--host", HOST, "--listen", address
-        )
-        for site in SITES:
-            self._typed(
-                "site", "site-agent", "init", site, *member, site, "--data", "folders:/images",
-                "--legal-basis", "none: generated images",
-            )  # fmt: skip
-        for name in ("hub", *SITES):
-            self._typed("coordinator", "consortium", "enroll", f"{name}/identity/request.json", "--yes", *consortium)
-        self._typed("coordinator", "consortium", "publish", *consortium)
-        self._typed("coordinator", "consortium", "kit", "--address", address, "--dir", "consortium")
-        for name in ("hub", *SITES):
-            program, file = ("coordinator", "coordinator") if name == "hub" else ("site-agent", "site")
-            self._typed(
-                "coordinator" if name == "hub" else "site", program, "join", f"consortium/kits/{name}.kit",
-                "--root-fingerprint", told["root_fingerprint"], "--config", f"{name}/{file}.toml",
-            )  # fmt: skip
-        for site in SITES:
-            self._two_services(self.folder / site)
-
-    def _typed(self, role: str, program: str, *words: object) -> str:
+    def typed(self, role: str, program: str, *words: object) -> str:
         return self.workshop.once(self.images[role].name, program, *words, mounts=[f"{self.folder}:{HOME}"])
 
-    def _two_services(self, home: Path) -> None:
-        config = home / "site.toml"
-        lines = '[site]\ntrainer_socket = "run/trainer.sock"\nisolation = "required"\nthreads = 1\nready_slot = 20\n'
-        config.write_text(config.read_text().replace("[site]\n", lines, 1))
+    def source(self, site: str) -> str:
+        del site  # each has its own images under this name
+        return "folders:/images"
+
+    def give(self, folder: Path) -> None:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, USER, USER, follow_symlinks=False)
+
+    def set_up(self, config: Path, lines: str = "") -> None:
+        """Agent and trainer are two services."""
+        super().set_up(config, 'trainer_socket = "run/trainer.sock"\nisolation = "required"\n' + lines)
         for name in ("run", "state", "state/memory", "state/models", "state/sides"):
-            (home / name).mkdir(mode=0o700, exist_ok=True)
-        _own(home)
+            (config.parent / name).mkdir(mode=0o700, exist_ok=True)
+        self.give(config.parent)
 
     def start(self) -> None:
         """The coordinator, then agent and trainer of each hospital."""
@@ -318,29 +255,21 @@ class ContainerFederation:
         for name in self.running:
             (self.workshop.folder / f"{name}.log").write_text(self.said(name))
 
-    @property
-    def logs(self) -> dict[str, Path]:
-        return {name: self.folder / name / "state" / "log" for name in ("hub", *SITES)}
-
 
 def compared(federation: ContainerFederation, releases: Path) -> dict[str, Any]:
     """What the logs say of images, bills of materials and isolation, beside what is known here; and the audit."""
-    images = sboms = isolated = True
-    for name, path in federation.logs.items():
-        role = "coordinator" if name == "hub" else "site"
-        history = read_history(path, origin="", name=name, role="")
-        sbom = hashlib.sha256((releases / role / SBOM).read_bytes()).hexdigest()
-        starts = [record.body for record in history.of("agent.start")]
-        images &= bool(starts) and {body["image"] for body in starts} == {federation.images[role].digest[-64:]}
-        sboms &= {body["sbom"] for body in starts} == {sbom}
+    histories = federation.histories()
+    images = isolated = True
+    for name, history in histories.items():
+        digest = federation.images[role_of(name)].digest[-64:]
+        images &= {body["image"] for body in starts(history)} == {digest}
         isolated &= name == "hub" or _isolated(history)
-    root = federation.folder / "consortium" / "root.pem"
     audit = [sys.executable, "-c", "from security.audit.cli import main; main()", "cross"]
-    words = [*audit, *map(str, federation.logs.values()), "--root-key", str(root), "--json"]
+    words = [*audit, *map(str, federation.logs.values()), "--root-key", str(federation.root_key), "--json"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     return {
         "image_as_logged": images,
-        "sbom_as_logged": sboms,
+        "sbom_as_logged": sboms_as_logged(histories, {role: releases / role / SBOM for role in federation.images}),
         "trainers_isolated": isolated,
         "audit_clean": done.returncode == 0,
         "verdict": json.loads(done.stdout)["verdict"] if done.stdout else done.stderr[-500:],
@@ -351,12 +280,6 @@ def _isolated(history: LogHistory) -> bool:
     """No trainer of this site could open a connection or read a key."""
     found = [record.body for record in history.of("trainer.isolated")]
     return bool(found) and not any(body["connection"] or body["keys"] for body in found)
-
-
-def _own(folder: Path) -> None:
-    """To the user of the images."""
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, USER, USER, follow_symlinks=False)
 
 
 @contextmanager

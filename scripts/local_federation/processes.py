@@ -41,24 +41,27 @@ class Party:
         self.name = name
         self.output = output
         self.home = home
-        self._command = [*prefix, sys.executable, "-m", *(str(word) for word in command)]
+        self.command = [*prefix, sys.executable, "-m", *(str(word) for word in command)]
+        self.folder = ROOT
         self._process: subprocess.Popen[bytes] | None = None
         self.lives = 0
 
     def start(self) -> None:
         """Start it, or start it again."""
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         with self.output.open("ab") as file:
             self._process = subprocess.Popen(
-                self._command,
-                cwd=ROOT,
-                env=environment,
+                self.command,
+                cwd=self.folder,
+                env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
         self.lives += 1
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
     @property
     def pid(self) -> int:

@@ -2,12 +2,13 @@
 
 Members keep the newest manifest that they have seen. An older folder would sign that version again, with other words:
 it would drop members, renewals and revocations, and everybody would have proof of misuse. So a backup is restored only
-together with the newest manifest, as a member holds it, and only if it is the newest one in the backup too.
+together with the newest manifest, as members hold it, and only if it is the newest one in the backup too. Which one is
+the newest, nobody can prove to this machine, which has no network: so it is asked for from several members, and named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -18,12 +19,16 @@ from lazaret.errors import ConfigError, ManifestRejected
 from lazaret.terminal import say
 from security.clock import SystemClock
 from security.consortium.authority import Authority
+from security.identity.manifest import Manifest
 from security.identity.request import read_file
 from security.identity.rules import open_manifest
 
 
 def _sources(folder: Path) -> Iterator[tuple[str, Path]]:
-    yield from ((path.name, path) for path in sorted(folder.iterdir()) if path.name != "kits")
+    """Without kits, which can be made again, and without earlier backups: each would hold all those before it."""
+    for path in sorted(folder.iterdir()):
+        if path.name != "kits" and not (path.is_file() and archive.is_archive(path)):
+            yield path.name, path
 
 
 def back_up(authority: Authority, target: Path, *, now_ms: int) -> ArchiveContents:
@@ -33,23 +38,26 @@ def back_up(authority: Authority, target: Path, *, now_ms: int) -> ArchiveConten
     return archive.write(target, _sources(authority.folder), kind="root", party=party, made_ms=now_ms, about=about)
 
 
-def restore_root(source: Path, folder: Path, manifest: Path | None, *, now_ms: int) -> ArchiveContents:
-    """:param manifest: the newest one, as a member has it; None only if none was ever published.
+def restore_root(
+    source: Path, folder: Path, manifests: Sequence[Path], *, now_ms: int
+) -> tuple[ArchiveContents, Manifest | None]:
+    """:param manifests: as members have them, of which the newest counts; none only if none was ever published.
 
-    :raises ManifestRejected: if the backup does not know that manifest as its newest.
+    :raises ManifestRejected: if the backup does not know the newest of them as its own newest.
     """
     with archive.unpacked(source, folder) as (staging, contents):
         authority = Authority.open(staging)
         latest = authority.latest(now_ms=now_ms)
-        if manifest is None:
+        if not manifests:
             if latest is not None:
                 raise ConfigError(
                     "a backup is restored together with the newest manifest",
                     where="--manifest",
-                    hint="ask the operator, or any hospital, for identity/manifest.json",
+                    hint="ask the operator and some hospitals for identity/manifest.json",
                 )
-            return contents
-        newest = open_manifest(read_file(manifest), authority.root, now_ms=now_ms, where=str(manifest))
+            return contents, None
+        held = [open_manifest(read_file(path), authority.root, now_ms=now_ms, where=str(path)) for path in manifests]
+        newest = max(held, key=lambda manifest: manifest.version)
         if latest is None or latest.digest != newest.digest:
             there = "none" if latest is None else f"version {latest.version}"
             raise ManifestRejected(
@@ -57,7 +65,7 @@ def restore_root(source: Path, folder: Path, manifest: Path | None, *, now_ms: i
                 where=str(source),
                 hint="restore the backup that was made after that version; without it, begin a new federation",
             )
-        return contents
+        return contents, newest
 
 
 @click.command()
@@ -72,8 +80,16 @@ def backup(target: Path, folder: Path) -> None:
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--manifest", type=click.Path(path_type=Path), help="The newest manifest, as a member has it.")
-def restore(source: Path, folder: Path, manifest: Path | None) -> None:
+@click.option(
+    "--manifest",
+    "manifests",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="The newest manifest, as a member has it; may be repeated, for several members.",
+)
+def restore(source: Path, folder: Path, manifests: tuple[Path, ...]) -> None:
     """Make the consortium's FOLDER of the backup SOURCE, if no manifest was signed since."""
-    contents = restore_root(source, folder, manifest, now_ms=SystemClock().now_ms())
+    contents, newest = restore_root(source, folder, manifests, now_ms=SystemClock().now_ms())
     say(f"{contents.party} is in {folder}; `consortium show --dir {folder}` shows it")
+    if newest is not None:
+        say(f"the next manifest is version {newest.version + 1}: if any member already has one of it, publish nothing")

@@ -4,7 +4,7 @@ It imports only `lazaret`, `security.labels`, `security.rng` and `security.secre
 it never decides what follows from a failed check: it raises, and the error says only that the check failed. Sections
 are those of docs/spec/secure-aggregation.md.
 
-Imported by: coordinator, protos, security.audit, security.consortium, security.identity, security.log,
+Imported by: coordinator, npr, protos, security.audit, security.consortium, security.identity, security.log,
   security.secagg, security.secagg.coordinator, security.secagg.site, site_agent.
 
     encoding        the strict length-prefixed encoding of what is signed or hashed (section 3)

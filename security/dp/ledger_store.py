@@ -140,6 +140,16 @@ class FileStore:
 
     # What a restore of a site needs (site_agent/backup.py). Each may be repeated after a kill.
 
+    def newest(self) -> LedgerAnchor | None:
+        """How far the ledger is, or was: of one that is lost or closed the anchor is left. None if there never was one.
+
+        :raises LedgerError: if the lines are behind the anchor, or have none.
+        """
+        if self._ledger.exists():
+            state = self.peek()
+            return None if state is None else state.head
+        return self._read_anchor()
+
     def close_for_good(self, head: LedgerAnchor) -> None:
         """Leave an anchor without a ledger: none can be begun here, and the budget counts as spent."""
         here = self._read_anchor()

@@ -13,6 +13,7 @@ Imported by: coordinator, npr, protos, security.audit, security.consortium, secu
     enrolment       how a member joins: its folder, keys, certificates and manifest
     fingerprints    digits and phrases that two people compare over the telephone
     kit             all that a member needs from the consortium, in one file
+    member_copies   whose copy a backup is, and the new member that it becomes
     manifest        the signed manifest as a value
     second_signature  ML-DSA-65 beside the root's ECDSA signature, where the consortium has turned it on
     rules           which manifests are accepted, one function for each rule

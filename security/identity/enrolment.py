@@ -125,9 +125,12 @@ class Identity:
         _check_pair(key, public, path)
         return SigningKey(key)
 
+    def signing_certificate(self) -> x509.Certificate:
+        return self._installed(self.signing_path)
+
     def token(self) -> TokenUri | None:
         """The token that the signing key in force is in, without the key; None if it is a file."""
-        public = pki.certificate_key(self._installed(self.signing_path))
+        public = pki.certificate_key(self.signing_certificate())
         uri = keystore.token_of(self._key_path(Purpose.SIGNING, public))
         return uri and replace(uri, object=None, id=None)
 
@@ -245,7 +248,7 @@ class Identity:
         :param place: the token for them; None: where the signing key in force is.
         :param issuer: an own authority for TLS, or another one; None: as it is.
         """
-        old, place = self.signing_key(self._installed(self.signing_path)), place or self.token()
+        old, place = self.signing_key(self.signing_certificate()), place or self.token()
         name = issuer.name if issuer else self._own_name()
         signing, tls_request, signing_request = self._new_pair(subject, hosts, place, name, SystemRandomness())
         self._add_ml_dsa(ml_dsa)

@@ -144,8 +144,15 @@ def compared_root(kit: Kit, identity: Identity, announced: str | None) -> str | 
 
     None where the root is known here already, or nobody can be asked; `Kit.install` refuses a new root then.
     """
-    if announced is not None or identity.root_path.exists() or not can_ask():
+    if announced is not None or identity.root_path.exists():
         return announced
-    say(f"root of {kit.answer.federation}: {phrase(kit.root_fingerprint)}")
+    return ask_about_root(kit.answer.federation, kit.root_fingerprint)
+
+
+def ask_about_root(federation: str, fingerprint: str) -> str | None:
+    """The fingerprint, once a person has compared it; None where nobody can be asked."""
+    if not can_ask():
+        return None
+    say(f"root of {federation}: {phrase(fingerprint)}")
     click.confirm("does the consortium read out the same, over the telephone?", abort=True, err=True)
-    return kit.root_fingerprint
+    return fingerprint

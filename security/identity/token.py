@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from os import environ
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NoReturn, Self
@@ -26,6 +25,7 @@ from lazaret.errors import ConfigError, KeyUnavailable
 from lazaret.files import read_private
 from lazaret.terminal import can_ask
 from security.rng import Randomness
+from security.secrets import Secret, take_from_environment
 
 SCHEME: Final = "pkcs11:"
 PIN_VARIABLE: Final = "LAZARET_TOKEN_PIN"
@@ -207,8 +207,8 @@ def _pin(uri: TokenUri, where: str) -> str:
     """Never in an argument, an error or a log."""
     if uri.pin_source is not None:
         pin = _word(read_private(uri.pin_source).strip(b"\r\n"), str(uri.pin_source))
-    elif PIN_VARIABLE in environ:
-        pin = environ[PIN_VARIABLE]
+    elif (given := _given_pin()) is not None:
+        pin = _word(given.reveal(), f"${PIN_VARIABLE}")
     elif can_ask():
         pin = str(click.prompt(f"PIN of token {uri.token}", hide_input=True, err=True))
     else:
@@ -217,6 +217,26 @@ def _pin(uri: TokenUri, where: str) -> str:
     if not pin:
         raise ConfigError("the PIN is empty", where=str(uri.pin_source or f"${PIN_VARIABLE}"))
     return pin
+
+
+_kept: Secret | None = None
+
+
+def _given_pin() -> Secret | None:
+    """That of the environment, which does not have it any more: commands that this process starts need none. Kept for a
+    second token.
+    """
+    global _kept
+    found = take_from_environment(PIN_VARIABLE)
+    _kept = _kept if found is None else found
+    return _kept
+
+
+def forget_pin() -> None:
+    """For a process that goes on in a child, and opens no token any more."""
+    global _kept
+    take_from_environment(PIN_VARIABLE)
+    _kept = None
 
 
 def _kind(error: Exception) -> str:

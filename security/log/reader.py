@@ -139,15 +139,12 @@ class LogReader:
 
         :raises AuditLogError: at a gap in their numbers, since it could hide entries.
         """
-        folders = (*self._folder.archives(), self._folder.segments)  # what is here comes before what is archived
+        # As `LogFolder.segment` looks: what is here comes before what is archived, the first archive before others.
+        folders = (*reversed(self._folder.archives()), self._folder.segments)
         by_name = {path.name: path for folder in folders for path in folder.glob("*.jsonl")}
         found = [by_name[name] for name in sorted(by_name)]
         if not self._gaps and found != [self._folder.segment(number) for number in range(len(found))]:
-            raise AuditLogError(
-                "segment files are not numbered without gaps",
-                where=str(self._folder.segments),
-                hint="were older ones archived? that folder must be reachable; an auditor names it with --segments",
-            )
+            raise _gap("segment files are not numbered without gaps", self._folder)
         return found
 
     def blocks(self) -> Iterator[LineBlock]:
@@ -235,6 +232,11 @@ def _record(entry: dict[str, Any]) -> Record:
     )
 
 
+def _gap(what: str, folder: LogFolder) -> AuditLogError:
+    hint = "were older ones archived? that folder must be reachable; an auditor names it with --segments"
+    return AuditLogError(what, where=str(folder.segments), hint=hint)
+
+
 class LogFollower:
     """Reads on in a log that grows; each line is looked at once.
 
@@ -259,7 +261,10 @@ class LogFollower:
                 yield parse(line, f"{self._folder.path} entry {index}")
 
     def new_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Every line that was added since the last call, with its index."""
+        """Every line that was added since the last call, with its index.
+
+        :raises AuditLogError: if the next segment is not here and a later one is: silence would look like an idle log.
+        """
         while (path := self._folder.segment(self._segment)).exists():
             # Asked before reading: where the next segment exists, nothing is added to this one any more.
             full = self._folder.segment(self._segment + 1).exists()
@@ -272,3 +277,5 @@ class LogFollower:
             if not full:
                 return
             self._segment, self._offset = self._segment + 1, 0
+        if any(int(path.stem) > self._segment for path in self._folder.segments.glob("[0-9]*.jsonl")):
+            raise _gap(f"segment {self._segment} is not here, and later ones are", self._folder)

@@ -37,11 +37,10 @@ class ArchiveAccess:
         return f"ArchiveAccess({self.host}:{self.port})"
 
 
-def secret_files(config: SiteConfig) -> list[Path]:
+def access_files(config: SiteConfig) -> list[Path]:
     """What the process with the network reads, besides the folder that it fills."""
-    table = config.archive
-    named = (table.ca, table.token_file, table.login_file, table.certificate, table.key)
-    return [config.under(name) for name in named if name]
+    authority = config.archive.ca
+    return [*([config.under(authority)] if authority else []), *config.secret_files]
 
 
 def open_access(config: SiteConfig, url: str) -> ArchiveAccess:
@@ -50,15 +49,32 @@ def open_access(config: SiteConfig, url: str) -> ArchiveAccess:
     :raises ConfigError: with the key of `site.toml`, never with a secret.
     """
     parts = urlsplit(url)
-    secure = parts.scheme == "https"
+    secure, (host, port) = parts.scheme == "https", _place(url)
+    if config.secret_files and (host, port) not in _known_places(config):
+        raise ConfigError(
+            "this archive is not named in site.toml: token, login and certificate are not shown to it",
+            where=f"{host}:{port}",
+            hint=f'check the address; if it is right, {WHERE}: hosts = ["{host}:{port}"]',
+        )
     return ArchiveAccess(
-        host=parts.hostname or "",
-        port=parts.port or (443 if secure else 80),
+        host=host,
+        port=port,
         root=parts.path,
         tls=_tls(config) if secure else None,
         authorization=_authorization(config),
         timeout=float(config.archive.timeout),
     )
+
+
+def _place(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _known_places(config: SiteConfig) -> set[tuple[str, int]]:
+    """What a person types once may be mistyped, or given to him by another: only these see a secret."""
+    found = {_place(f"https://{address}") for address in config.archive.hosts}
+    return found | ({_place(config.fetched.url)} if config.fetched is not None else set())
 
 
 def _authorization(config: SiteConfig) -> str:

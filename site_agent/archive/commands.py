@@ -13,7 +13,7 @@ import click
 
 from lazaret.errors import ConfigError
 from lazaret.terminal import emit, progress, say, show_progress
-from site_agent.archive.access import open_access, secret_files
+from site_agent.archive.access import access_files, open_access
 from site_agent.archive.cache import open_cache, prepare
 from site_agent.archive.dicomweb import ArchiveClient
 from site_agent.archive.fetch import fetch, search
@@ -48,7 +48,7 @@ def archive_fetch(config_path: Path, source: str | None, into: Path | None, as_j
         hint = "labels=TABLE, or StudyDate= and others"
         raise ConfigError("this would fetch the whole archive", where="dicomweb:", hint=hint)
     folder = prepare(_apart(config, (into or config.cache).absolute()))
-    read = [*secret_files(config), *([wanted.labels] if wanted.labels else [])]
+    read = [*access_files(config), *([wanted.labels] if wanted.labels else [])]
     found = isolate_from_federation(config, read=read, write=[folder])
     show_progress()
     client = ArchiveClient(open_access(config, wanted.url))
@@ -87,7 +87,7 @@ def archive_send(config_path: Path, folder: Path, address: str | None, as_json: 
         raise ConfigError("no archive is named", where="--to", hint=f"{KIND}https://HOST/PATH")
     folder = _apart(config, folder.absolute())
     reports_in(folder)
-    found = isolate_from_federation(config, read=secret_files(config), write=[folder])
+    found = isolate_from_federation(config, read=access_files(config), write=[folder])
     show_progress()
     with progress("sending") as tell:
         summary = send(ArchiveClient(open_access(config, url)), folder, tell=tell)

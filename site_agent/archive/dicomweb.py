@@ -11,11 +11,13 @@ import hashlib
 import http.client
 import json
 import secrets
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from threading import Event, Timer
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -59,6 +61,7 @@ class ArchiveClient:
 
     :param sleep: waits before a new try.
     :param clock: seconds, for the longest time of an answer.
+    :param longest: seconds until an answer begins, and then for the answer itself.
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class ArchiveClient:
         *,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
+        longest: float = LONGEST,
     ) -> None:
         self._access = access
+        self._longest = longest
         self._sleep = sleep
         self._clock = clock
         self._link: http.client.HTTPConnection | None = None
@@ -187,12 +192,15 @@ class ArchiveClient:
     def _answer(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None
     ) -> Iterator[http.client.HTTPResponse]:
-        link = self._link or self._connect()
+        link = self._link or self._new_link()
         self._link = None
         own = {"User-Agent": "lazaret", **({"Authorization": a} if (a := self._access.authorization) else {})}
         try:
-            link.request(method, self._access.root + path, body, {**headers, **own})
-            answer = link.getresponse()
+            with _ended_after(self._longest, link):
+                if link.sock is None:
+                    self._open(link)
+                link.request(method, self._access.root + path, body, {**headers, **own})
+                answer = link.getresponse()
             yield answer
         except BaseException:
             link.close()
@@ -203,11 +211,21 @@ class ArchiveClient:
         else:
             self._link = link
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _new_link(self) -> http.client.HTTPConnection:
         to = self._access
         if to.tls is None:
             return http.client.HTTPConnection(to.host, to.port, timeout=to.timeout)
         return http.client.HTTPSConnection(to.host, to.port, timeout=to.timeout, context=to.tls)
+
+    def _open(self, link: http.client.HTTPConnection) -> None:
+        """As `link.connect()` does; but the socket is known to the link before the handshake, so that it can be cut."""
+        to = self._access
+        link.sock = socket.create_connection((to.host, to.port), to.timeout)
+        link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if to.tls is not None:
+            secure = to.tls.wrap_socket(link.sock, server_hostname=to.host, do_handshake_on_connect=False)
+            link.sock = secure
+            secure.do_handshake()
 
     def close(self) -> None:
         if self._link is not None:
@@ -215,12 +233,12 @@ class ArchiveClient:
             self._link = None
 
     def _pieces(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
-        end = self._clock() + LONGEST
+        end = self._clock() + self._longest
         # `read1` gives what has come: `read` would wait for a whole piece, and no time would be looked at meanwhile.
         while piece := answer.read1(_PIECE):
             yield piece
             if self._clock() > end:
-                raise ArchiveError(f"an answer of the archive took more than {LONGEST:.0f} seconds", hint=_AGAIN)
+                raise _too_long(self._longest)
         if answer.length:  # less than was announced
             raise _Passing
 
@@ -239,6 +257,40 @@ class ArchiveClient:
             return json.loads(content)
         except (ValueError, RecursionError):
             raise ArchiveError("the archive's answer is not DICOM JSON") from None
+
+
+@contextmanager
+def _ended_after(seconds: float, link: http.client.HTTPConnection) -> Iterator[None]:
+    """A timeout of the socket begins anew with every byte: an archive that sends its headers one by one would keep the
+    command for ever. So the connection is cut from beside.
+
+    :raises ArchiveError: if it was.
+    """
+    late = Event()
+
+    def cut() -> None:
+        late.set()
+        with suppress(OSError):
+            if link.sock is not None:
+                link.sock.shutdown(socket.SHUT_RDWR)
+
+    timer = Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if late.is_set():
+            raise _too_long(seconds) from None
+        raise
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise _too_long(seconds)
+
+
+def _too_long(seconds: float) -> ArchiveError:
+    return ArchiveError(f"an answer of the archive took more than {seconds:.0f} seconds", hint=_AGAIN)
 
 
 def _check_status(status: int) -> None:

@@ -14,6 +14,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -37,12 +38,18 @@ ALIVE_SECONDS: Final = 5.0
 
 
 def isolate(
-    config: SiteConfig, connection: socket.socket | None, scratch: Path, *, keeps: bool = True
+    config: SiteConfig,
+    connection: socket.socket | None,
+    scratch: Path,
+    *,
+    keeps: bool = True,
+    closed: Sequence[Path] = (),
 ) -> Isolation:
     """Put up the walls and try them. A trainer reads images, initial model and plugins, and writes its own folders.
 
     :param connection: to the agent; None for a process without one.
     :param keeps: whether it keeps anything from round to round.
+    :param closed: further secrets that the agent knows of.
     """
     images = data_folders(config.data.source)
     given = [config.initial_model, config.state / INITIAL, config.plugins]
@@ -52,17 +59,20 @@ def isolate(
         config.site.isolation,
         read=[*(path for path in (*given, *kept) if path.exists()), *images],
         write=[*write, scratch],
-        deny=[config.identity],
+        deny=[config.identity, *config.secret_files, *closed],
         keep=[connection.fileno()] if connection is not None else [],
         card=card_files(config.site.device),
         exception=RANKS if RankPlace.read() is not None else "",
     )
 
 
-def serve(config: SiteConfig, connection: socket.socket, *, look: bool = False) -> None:
+def serve(
+    config: SiteConfig, connection: socket.socket, *, look: bool = False, closed: Sequence[Path] = ()
+) -> None:
     """Isolate this process, say what holds, and work for the agent until it is gone."""
     try:
-        found, problem = isolate(config, connection, Path(tempfile.gettempdir()), keeps=not look), None
+        scratch = Path(tempfile.gettempdir())
+        found, problem = isolate(config, connection, scratch, keeps=not look, closed=closed), None
     except ToolkitError as error:
         problem = error
     end_on_signals()
@@ -127,9 +137,9 @@ def attach(config: SiteConfig) -> socket.socket:
         time.sleep(0.5)
 
 
-def work_with_others(config: SiteConfig, place: RankPlace) -> NoReturn:
+def work_with_others(config: SiteConfig, place: RankPlace, closed: Sequence[Path]) -> NoReturn:
     """Take orders of the first process of this training until it is gone. Files are closed, the network is not."""
-    isolate(config, None, Path(tempfile.gettempdir()), keeps=False)
+    isolate(config, None, Path(tempfile.gettempdir()), keeps=False, closed=closed)
     end_on_signals()
     from site_agent.trainer.workers import work
 
@@ -143,9 +153,16 @@ def work_with_others(config: SiteConfig, place: RankPlace) -> NoReturn:
 @click.option("--worker", is_flag=True, help="Train together with others.")
 @click.option("--required", is_flag=True, help="Begin only where no connection is possible, whatever site.toml says.")
 @click.option("--look", is_flag=True, help="Check the data for `site-agent check`, and keep nothing.")
+@click.option("--closed", type=click.Path(path_type=Path), multiple=True, help="A file with a secret, from the agent.")
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 def command(
-    path: Path, descriptor: int | None, worker: bool, required: bool, look: bool, log_format: str | None
+    path: Path,
+    descriptor: int | None,
+    worker: bool,
+    required: bool,
+    look: bool,
+    closed: tuple[Path, ...],
+    log_format: str | None,
 ) -> None:
     """The process that sees images."""
     if descriptor is None and not worker:
@@ -159,7 +176,7 @@ def command(
     place = RankPlace.read()
     if worker and place is not None:
         block_signals()
-        work_with_others(config, place)
+        work_with_others(config, place, closed)
     if descriptor is None:
         connection = attach(config)
     else:
@@ -169,7 +186,7 @@ def command(
         if os.getppid() != parent:
             return
     block_signals()
-    serve(config, connection, look=look)
+    serve(config, connection, look=look, closed=closed)
 
 
 if __name__ == "__main__":

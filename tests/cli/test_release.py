@@ -28,6 +28,7 @@ from scripts.releasing import (
     bill_of_materials,
     build,
     checksums,
+    good,
     normal_archive,
     refuse_gpl,
     release,
@@ -135,12 +136,33 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"reproducible": False},
+        {"auditor_megabytes": 300.1},
+        {"coordinator_megabytes": 400.1},
+        {"audit_clean": False},
+        {"sbom_as_logged": False},
+    ],
+)
+def test_a_release_with_a_fault_is_not_ok(fault: dict[str, object]) -> None:
+    found = {"reproducible": True, "auditor_megabytes": 300.0, "coordinator_megabytes": 400.0, "site_megabytes": 9e9}
+    tried = {"audit_clean": True, "sbom_as_logged": True}
+    assert good(found) and good(found | tried)
+    assert not good(found | tried | fault)
+
+
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
-def test_two_roles_install_without_a_network_and_work(tmp_path: Path) -> None:
-    """The auditor's and the operator's environment: small, without torch, and the list is the one that is logged."""
-    found = release(tmp_path / "out", ("audit", "coordinator"), None, install=True)
+def test_roles_install_without_a_network_and_work_together(tmp_path: Path) -> None:
+    """The auditor's and the operator's environment: small, without torch, and the list is the one that is logged.
+
+    Rounds of a coordinator and sites, each in its role's environment, are audited in the auditor's.
+    """
+    found = release(tmp_path / "out", ("audit", "coordinator", "site"), None, install=True)
+    assert found["ok"] and found["audit_clean"] and found["sbom_as_logged"] and found["rounds"] == 2
     assert found["reproducible"] and found["auditor_megabytes"] <= 300 and found["coordinator_megabytes"] <= 400
     assert build("HEAD", tmp_path / "again")[0].read_bytes() == next((tmp_path / "out").glob("*.whl")).read_bytes()
     clean = {"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull}

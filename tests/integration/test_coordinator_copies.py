@@ -13,7 +13,7 @@ from lazaret import archive, files
 from lazaret.errors import ConfigError
 from security.clock import SystemClock
 from security.consortium.cli import cli as consortium_command
-from tests.integration.test_site_copies import audit_is_clean, begun, keys_of, site, typed
+from tests.integration.test_site_copies import audit_is_clean, begun, keys_of, known, site, typed
 from tests.support.study import SITES, StudyFederation, small_study
 
 pytestmark = pytest.mark.timeout(240)
@@ -35,7 +35,7 @@ def move(study: StudyFederation) -> Path:
     study.stop_hub()
     target, old, new = study.folder / "hub.move", study.folder / "hub", study.folder / "elsewhere"
     hub(study, "backup", target, "--move")
-    typed(coordinator_command, "restore", target, new)
+    typed(coordinator_command, "restore", target, new, *known(study))
     old.rename(study.folder / "hub-old")
     new.rename(old)
     return study.folder / "hub-old"
@@ -91,7 +91,7 @@ def test_a_backup_takes_the_run_up_under_another_name(study: StudyFederation) ->
     study.settle(4)
     study.kill_hub()
     shutil.rmtree(study.folder / "hub")
-    typed(coordinator_command, "restore", target, study.folder / "hub-2", "--name", "hub-2")
+    typed(coordinator_command, "restore", target, study.folder / "hub-2", "--name", "hub-2", *known(study))
     common, config = ("--dir", root, "--no-passphrase"), study.folder / "hub-2" / "coordinator.toml"
     typed(consortium_command, "revoke", "hub", "--reason", "its disk is lost", "--dir", root)
     typed(consortium_command, "enroll", study.folder / "hub-2" / "identity" / "request.json", "--yes", *common)
@@ -116,8 +116,8 @@ def test_a_backup_has_no_key_and_takes_another_name(study: StudyFederation) -> N
     assert not any(key in packed for key in keys_of(study.folder / "hub").values())
     assert not any(name.endswith(".sqlite") for name in archive.read_contents(target).digests)
     with pytest.raises(ConfigError, match="needs another name"):
-        typed(coordinator_command, "restore", target, study.folder / "hub-2")
-    typed(coordinator_command, "restore", target, study.folder / "hub-2", "--name", "hub-2")
+        typed(coordinator_command, "restore", target, study.folder / "hub-2", *known(study))
+    typed(coordinator_command, "restore", target, study.folder / "hub-2", "--name", "hub-2", *known(study))
     new = study.folder / "hub-2"
     assert (new / "identity" / "request.json").exists()
     assert (new / "state" / "earlier" / "hub" / "log" / "FORMAT").exists()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from coordinator.cli import cli as coordinator_command
-from lazaret import archive, files
+from lazaret import archive, control, files
 from lazaret.errors import ConfigError, RollbackDetected, ToolkitError
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
@@ -41,6 +43,11 @@ def typed(command: object, *words: object) -> str:
 
 def site(study: StudyFederation, name: str, *words: object) -> str:
     return typed(site_command, "--config", study.folder / name / "site.toml", *words)
+
+
+def known(study: StudyFederation) -> tuple[str, str]:
+    """What the consortium reads out."""
+    return "--root-fingerprint", fingerprint(study.world.authority.root)
 
 
 def begun(study: StudyFederation, rounds: int = 1) -> None:
@@ -88,9 +95,9 @@ def test_a_lost_hospital_comes_back_under_another_name(study: StudyFederation) -
     study.kill("graz")
     shutil.rmtree(home)
     with pytest.raises(ConfigError, match="needs another name"):
-        typed(site_command, "restore", target, home)
+        typed(site_command, "restore", target, home, *known(study))
     assert not home.exists()
-    typed(site_command, "restore", target, study.folder / "graz-2", "--name", "graz-2")
+    typed(site_command, "restore", target, study.folder / "graz-2", "--name", "graz-2", *known(study))
     root, new = study.folder / "consortium", study.folder / "graz-2"
     common = ("--dir", root, "--no-passphrase")
     typed(consortium_command, "revoke", "graz", "--reason", "its disk is lost", "--dir", root)
@@ -99,8 +106,7 @@ def test_a_lost_hospital_comes_back_under_another_name(study: StudyFederation) -
     study.stop_hub()
     hub = study.folder / "hub" / "coordinator.toml"
     typed(coordinator_command, "join", "--manifest", root / "manifest.json", "--config", hub)
-    known = ("--root-fingerprint", fingerprint(study.world.authority.root))
-    site(study, "graz-2", "join", root / "answers" / "graz-2.json", *known, "--manifest", root / "manifest.json")
+    site(study, "graz-2", "join", root / "answers" / "graz-2.json", *known(study), "--manifest", root / "manifest.json")
     study.start_hub()
     study.start("graz-2")
     study.until(lambda: "graz-2" in study.survivors()[-1])  # it has to catch up first
@@ -129,7 +135,7 @@ def test_a_hospital_moves_in_mid_run(study: StudyFederation) -> None:
     with pytest.raises(ConfigError, match="has moved"):
         study.start("graz")
     old.rename(study.folder / "graz-old")
-    typed(site_command, "restore", target, new)
+    typed(site_command, "restore", target, new, *known(study))
     new.rename(old)
     study.start("graz")
     study.run_rounds(2)
@@ -163,7 +169,7 @@ def two_sites(study: StudyFederation) -> None:
     old = study.folder / "graz"
     site(study, "graz", "backup", "--move", study.folder / "graz.move")
     old.rename(study.folder / "graz-old")
-    typed(site_command, "restore", study.folder / "graz.move", old)
+    typed(site_command, "restore", study.folder / "graz.move", old, *known(study))
     study.start("graz")
     study.run_rounds(1)
     study.stop("graz")
@@ -193,7 +199,7 @@ def test_a_second_copy_of_a_moved_site_is_refused_by_others(study: StudyFederati
     study.stop("graz")
     site(study, "graz", "backup", "--move", study.folder / "graz.move")
     for place in ("first", "second"):
-        typed(site_command, "restore", study.folder / "graz.move", study.folder / place)
+        typed(site_command, "restore", study.folder / "graz.move", study.folder / place, *known(study))
     (study.folder / "graz").rename(study.folder / "graz-old")
     (study.folder / "first").rename(study.folder / "graz")
     study.start("graz")
@@ -207,3 +213,69 @@ def test_a_second_copy_of_a_moved_site_is_refused_by_others(study: StudyFederati
     study._deliver = lambda *words: (goodbyes.append(words[2].code), deliver(*words))[1]  # type: ignore[method-assign]
     study.connect("graz")
     assert goodbyes == [CloseReason.OUT_OF_ORDER] and "graz" not in study.streams
+
+
+def second_copy(study: StudyFederation) -> int:
+    """Two copies of a moved site, of which the first one is in use; how many connections the second one is behind."""
+    begun(study)
+    study.stop("graz")
+    site(study, "graz", "backup", "--move", study.folder / "graz.move")
+    for place in ("first", "second"):
+        typed(site_command, "restore", study.folder / "graz.move", study.folder / place, *known(study))
+    (study.folder / "graz").rename(study.folder / "graz-old")
+    for _ in range(2):
+        (study.folder / "first").rename(study.folder / "graz")
+        study.start("graz")
+        study.run_rounds(1)
+        study.stop("graz")
+        (study.folder / "graz").rename(study.folder / "first")
+    (study.folder / "second").rename(study.folder / "graz")
+    counts = [int((study.folder / name / "state" / "connections").read_text()) for name in ("first", "graz")]
+    return counts[0] - counts[1]
+
+
+def started_again(study: StudyFederation, times: int) -> bool:
+    """As a service manager does; whether it was let in."""
+    for _ in range(times):
+        with suppress(RollbackDetected), control.last_words(study.folder / "graz" / "state"):
+            study.start("graz")
+            study.connect("graz")
+            if "graz" in study.streams:
+                return True
+            raise study.left["graz"]
+    return False
+
+
+def test_an_old_copy_does_not_start_until_its_count_fits(study: StudyFederation) -> None:
+    behind = second_copy(study)
+    before = (study.folder / "graz" / "state" / "connections").read_text()
+    assert not started_again(study, 1)
+    with pytest.raises(ConfigError, match="it is an old copy, and does not start again") as caught:
+        started_again(study, behind + 1)
+    assert caught.value.exit_code == 2, "what systemd does not answer with a new start"
+    assert int((study.folder / "graz" / "state" / "connections").read_text()) == int(before) + 1
+
+
+def test_an_old_copy_is_let_in_after_enough_starts_twin(
+    study: StudyFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "refuse_set_back", lambda _: None)
+    assert started_again(study, second_copy(study) + 1)
+
+
+def test_nobody_writes_to_the_log_while_it_is_packed(study: StudyFederation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note between packing and the mark would be in the old folder alone."""
+    begun(study)
+    study.stop("graz")
+    begin, refusals = archive.begin, list[str]()
+
+    def packing(*words: Any, **more: Any) -> Any:
+        with pytest.raises(ToolkitError) as caught:
+            site(study, "graz", "log-note", "meanwhile")
+        refusals.append(str(caught.value))
+        return begin(*words, **more)
+
+    monkeypatch.setattr(archive, "begin", packing)
+    site(study, "graz", "backup", "--move", study.folder / "graz.move")
+    (refusal,) = refusals
+    assert "another process" in refusal

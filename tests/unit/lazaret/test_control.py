@@ -12,16 +12,18 @@ from click.testing import CliRunner, Result
 
 from lazaret.control import (
     BEAT_MS,
+    SET_BACK,
     STALE_MS,
     NowFile,
     Pause,
     PauseFile,
     finished_runs,
     last_words,
+    refuse_set_back,
     runs_command,
     say_running,
 )
-from lazaret.errors import ConfigError, ToolkitError
+from lazaret.errors import ConfigError, RollbackDetected, ToolkitError
 
 
 def test_a_pause_is_seen_by_the_other_side_and_ends(tmp_path: Path) -> None:
@@ -64,6 +66,17 @@ def test_an_error_that_ends_a_process_is_its_last_word(tmp_path: Path) -> None:
             raise ConfigError("the disk is full", where="state", hint="make room")
     told = NowFile(tmp_path).read(now_ms=0)
     assert not told["running"] and told["stopped"] == "state: the disk is full (make room)"
+
+
+def test_an_old_copy_is_marked_for_good_and_other_errors_mark_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError), last_words(tmp_path):
+        raise ConfigError("the disk is full")
+    refuse_set_back(tmp_path)
+    with pytest.raises(RollbackDetected), last_words(tmp_path):
+        raise RollbackDetected("restored from an old copy")
+    with pytest.raises(ConfigError, match="does not start again") as caught:
+        refuse_set_back(tmp_path)
+    assert caught.value.exit_code == 2 and (tmp_path / SET_BACK).stat().st_mode & 0o777 == 0o600
 
 
 class TestFinishedRuns:

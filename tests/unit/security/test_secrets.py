@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,3 +53,30 @@ def test_a_secret_keeps_its_bytes_to_itself() -> None:
     assert len(kept) == 32
     with pytest.raises(AttributeError):
         kept.extra = 1  # type: ignore[attr-defined]
+
+
+CHILD = """
+import os, sys
+from security.secrets import take_from_environment
+{take}
+if os.fork() == 0:
+    with open("/proc/self/environ", "rb") as file:
+        found = b"a-pin" in file.read() or "A_PIN" in os.environ
+    os._exit(3 if found else 0)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="not Linux")
+@pytest.mark.parametrize(
+    ("take", "code"),
+    [
+        ("assert take_from_environment('A_PIN').reveal() == b'a-pin' and take_from_environment('A_PIN') is None", 0),
+        ("os.environ.pop('A_PIN')", 3),  # the twin: the kernel still shows what the process began with
+    ],
+)
+def test_a_secret_that_was_taken_is_in_no_child(take: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD.format(take=take)], env=os.environ | {"A_PIN": "a-pin"}, check=False
+    )
+    assert done.returncode == code

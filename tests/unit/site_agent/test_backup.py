@@ -15,7 +15,9 @@ from security.dp.ledger import Ledger, Terms, Unit
 from security.dp.ledger_store import FileStore
 from security.dp.noise import NoiseSource
 from security.identity.enrolment import Identity
-from site_agent import backup
+from security.identity.member_copies import RestoreWishes
+from security.identity.pki import fingerprint
+from site_agent import backup, ledger_copies
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
 from tests.support.consortium_world import NOW, World
@@ -58,10 +60,14 @@ def booked(config: SiteConfig) -> int:
     return len(state.bookings)
 
 
-def restored(config: SiteConfig, target: Path, name: str | None = "graz-2") -> SiteConfig:
-    folder = config.path.parent.parent / "new"
-    backup.restore_site(target, folder, name=name)
-    return SiteConfig.read(folder / "site.toml")
+def restored(config: SiteConfig, target: Path, name: str | None = "graz-2", *outside: str) -> SiteConfig:
+    """:param outside: names of folders beside the one that is restored; those of the fixture if left out."""
+    place = config.path.parent.parent
+    folders = [place / one for one in (outside or ("disk", "other"))]
+    known = fingerprint(Identity(folder=config.identity).root())
+    wishes = RestoreWishes(name=name, root_fingerprint=known)
+    backup.restore_site(target, place / "new", wishes, outside=folders)
+    return SiteConfig.read(place / "new" / "site.toml")
 
 
 def backed_up(config: SiteConfig) -> Path:
@@ -119,7 +125,7 @@ def test_a_ledger_older_than_the_backup_is_refused(config: SiteConfig) -> None:
 
 
 def test_an_older_ledger_is_taken_twin(config: SiteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backup, "_keep_spent", lambda *_: None)
+    monkeypatch.setattr(ledger_copies, "_keep_spent", lambda *_: None)
     old = config.ledger.read_bytes(), config.ledger_anchor.read_bytes()
     book(config, 3)
     target = backed_up(config)

@@ -77,7 +77,7 @@ def test_a_table_and_a_folder_of_reports_are_moved_together(tmp_path: Path) -> N
 SITE = '[site]\ninitial_model = "m"\n[coordinator]\naddress = "hub:1"\n[data]\nsource = "generated"\n'
 # Tries the files of the federation, its own folder and the network, behind the walls or without them.
 ATTEMPTS = """
-import json, socket, sys
+import json, os, socket, sys
 from pathlib import Path
 from site_agent.command_process import isolate_from_federation
 from site_agent.config import SiteConfig
@@ -87,6 +87,15 @@ site, port, walls = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "walls"
 if walls:
     with own_process():
         isolate_from_federation(SiteConfig.read(site / "site.toml"), read=[site / "token"], write=[site / "archive"])
+def environment():
+    # As the kernel shows it; behind the walls `/proc` stays open.
+    with open("/proc/self/environ", "rb") as file:
+        return file.read()
+
+def missing():
+    raise OSError
+
+STARTED_WITH = environment()
 told = {}
 for name, attempt in {
     "key": lambda: (site / "identity/keys/sign.key").read_bytes(),
@@ -95,6 +104,7 @@ for name, attempt in {
     "configuration": lambda: (site / "site.toml").read_bytes(),
     "write beside": lambda: (site / "planted").write_bytes(b"x"),
     "token": lambda: (site / "token").read_bytes(),
+    "pin": lambda: ("LAZARET_TOKEN_PIN" in os.environ or b"a-pin" in STARTED_WITH) or missing(),
     "own folder": lambda: (site / "archive/file").write_bytes(b"x"),
     "network": lambda: socket.create_connection(("127.0.0.1", port), timeout=5).close(),
 }.items():
@@ -120,7 +130,8 @@ def test_the_process_with_a_network_has_nothing_of_the_federation(walls: str, tm
         (tmp_path / name).write_text("content")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-c", ATTEMPTS, str(tmp_path), str(listener.getsockname()[1]), walls]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+        own = os.environ | {"LAZARET_TOKEN_PIN": "a-pin"}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True, env=own)
     told = json.loads(done.stdout)
     assert {name for name, could in told.items() if could} == (
         {"token", "own folder", "network"} if walls == "walls" else set(told)

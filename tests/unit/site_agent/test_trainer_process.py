@@ -63,7 +63,7 @@ def test_what_a_trainer_has_started_ends_with_it(
     for name, value in (("WAY", way), ("WALLS", walls), ("TOLD", str(told))):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    config: Any = SimpleNamespace(path=tmp_path / "site.toml", state=tmp_path)
+    config: Any = SimpleNamespace(path=tmp_path / "site.toml", state=tmp_path, identity=tmp_path / "identity")
     trainer = ChildTrainer(config, module="leaver")
     with trainer.connection:
         try:
@@ -85,9 +85,36 @@ def test_a_trainer_that_does_not_end_is_made_to(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "deaf.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("site_agent.trainer_process.STOP_SECONDS", 0.2)
-    config: Any = SimpleNamespace(path=tmp_path / "site.toml", state=tmp_path)
+    config: Any = SimpleNamespace(path=tmp_path / "site.toml", state=tmp_path, identity=tmp_path / "identity")
     trainer = ChildTrainer(config, module="deaf")
     with trainer.connection:
         trainer.stop()
         assert trainer.end().startswith("it was killed by SIGKILL") and not trainer.asked
         trainer.stop()  # a number that is nobody's any more
+
+
+TELLER = '''
+import sys
+from pathlib import Path
+Path(__file__).with_suffix(".told").write_text(" ".join(sys.argv[1:]))
+'''
+
+
+def test_a_trainer_is_told_where_a_pin_is_and_not_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent looks into the key files; the trainer never does."""
+    (tmp_path / "teller.py").write_text(TELLER)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    keys = tmp_path / "identity" / "keys"
+    keys.mkdir(parents=True)
+    pin = tmp_path / "pin"
+    pin.write_text("2468")
+    for named, name in ((pin, "signing.key"), (tmp_path / "gone", "tls.key")):
+        (keys / name).write_text(f"pkcs11:token=t;object=o?module-path=/lib/x.so&pin-source=file:{named}\n")
+    config: Any = SimpleNamespace(path=tmp_path / "site.toml", state=tmp_path, identity=tmp_path / "identity")
+    trainer = ChildTrainer(config, module="teller")
+    with trainer.connection:
+        trainer.end()
+    told = (tmp_path / "teller.told").read_text()
+    assert f"--closed {pin} " in told and told.count("--closed") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import sys
 from dataclasses import replace
@@ -234,6 +235,7 @@ def test_the_pin_is_from_a_private_file_or_the_environment(
     tmp_path: Path, tokens: SoftTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token, "_sessions", {})
+    monkeypatch.setattr(token, "_kept", None)
     place = replace(TokenUri.parse(tokens.uri("locked"), "test"), pin_source=None)
 
     def opens(uri: TokenUri) -> ConfigError:
@@ -254,6 +256,11 @@ def test_the_pin_is_from_a_private_file_or_the_environment(
     assert "not found" in one_line(opens(replace(place, pin_source=tmp_path / "nothing")))
     monkeypatch.setenv(PIN_VARIABLE, PIN)
     token.check_reachable(place, "--token")
+    assert PIN_VARIABLE not in os.environ, "what this process starts would have it"
+    kept = token._given_pin()
+    assert kept is not None and kept.reveal() == PIN.encode(), "for a second token"
+    token.forget_pin()
+    assert token._given_pin() is None
 
 
 @needs_softhsm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,33 @@ def test_without_the_archive_a_log_is_not_clean_and_does_not_start(long: Lonely,
     archive.rename(archive.with_name("unmounted"))
     with pytest.raises(AuditLogError):
         long.reopen()
+
+
+def test_a_log_whose_beginning_is_elsewhere_is_not_followed_in_silence(long: Lonely, archive: Path) -> None:
+    archive_segments(long.log, archive)
+    long.log.close()
+    for known, whole in (((), False), ((archive,), True)):
+        token = ARCHIVES.set(known)
+        try:
+            if whole:
+                assert len(list(LogFollower(long.folder).new_lines())) == long.log.size
+                continue
+            with pytest.raises(AuditLogError, match="segment 0 is not here") as caught:
+                list(LogFollower(long.folder).new_lines())
+            assert caught.value.hint is not None and "--segments" in caught.value.hint
+        finally:
+            ARCHIVES.reset(token)
+
+
+def test_two_folders_may_hold_the_same_segment(long: Lonely, archive: Path) -> None:
+    """A copy on each of two disks."""
+    archive_segments(long.log, archive)
+    long.log.close()
+    second = archive.with_name("second")
+    shutil.copytree(archive, second)
+    assert codes(long.folder, long, archive, second) == set()
+    (second / "00000001.jsonl").unlink()
+    assert codes(long.folder, long, second, archive) == set(), "each has a part"
 
 
 def test_a_changed_segment_in_an_archive_is_a_finding(long: Lonely, archive: Path) -> None:

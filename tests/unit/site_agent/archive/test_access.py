@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ArchiveError, ConfigError
-from site_agent.archive.access import ArchiveAccess, open_access, secret_files
+from site_agent.archive.access import ArchiveAccess, access_files, open_access
 from site_agent.archive.dicomweb import ArchiveClient
 from site_agent.config import SiteConfig
 from tests.support.archive import Gate
 from tests.support.web_server import Answer, WebServer
 
 SITE = '[site]\ninitial_model = "m"\n[coordinator]\naddress = "hub:1"\n[data]\nsource = "generated"\n[archive]\n'
+
+
+HOSTS = 'hosts = ["pacs.example:443", "127.0.0.1:8042"]\n'
 
 
 def configured(folder: Path, lines: str) -> SiteConfig:
@@ -31,13 +34,13 @@ def secret(path: Path, content: str, mode: int = 0o600) -> None:
 
 def test_a_token_or_a_login(tmp_path: Path) -> None:
     secret(tmp_path / "token", "s3cret\n")
-    access = open_access(configured(tmp_path, 'token_file = "token"'), "https://pacs.example/dicom-web")
+    access = open_access(configured(tmp_path, f'{HOSTS}token_file = "token"'), "https://pacs.example/dicom-web")
     assert (access.authorization, access.host, access.port, access.root) == (
         "Bearer s3cret", "pacs.example", 443, "/dicom-web"
     )  # fmt: skip
     assert "s3cret" not in repr(access)
     secret(tmp_path / "login", "anna:pass word ä\n")
-    found = open_access(configured(tmp_path, 'login_file = "login"'), "http://127.0.0.1:8042/")
+    found = open_access(configured(tmp_path, f'{HOSTS}login_file = "login"'), "http://127.0.0.1:8042/")
     assert found.port == 8042 and found.tls is None
     assert b64decode(found.authorization.removeprefix("Basic ")).decode() == "anna:pass word ä"
 
@@ -55,7 +58,7 @@ def test_a_token_or_a_login(tmp_path: Path) -> None:
 def test_tokens_that_are_refused(content: str, mode: int, message: str, tmp_path: Path) -> None:
     secret(tmp_path / "token", content, mode)
     with pytest.raises(ConfigError, match=message) as caught:
-        open_access(configured(tmp_path, 'token_file = "token"'), "https://pacs.example/")
+        open_access(configured(tmp_path, f'{HOSTS}token_file = "token"'), "https://pacs.example/")
     assert "s3cret" not in f"{caught.value} {caught.value.hint}"
 
 
@@ -68,7 +71,7 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
         ('certificate = "login"', "cannot be read"),
     ):
         with pytest.raises(ConfigError, match=message):
-            open_access(configured(tmp_path, lines), "https://pacs.example/")
+            open_access(configured(tmp_path, HOSTS + lines), "https://pacs.example/")
 
 
 def search(access: ArchiveAccess) -> list[object]:
@@ -78,13 +81,15 @@ def search(access: ArchiveAccess) -> list[object]:
 def test_tls_is_checked_on_both_sides(tmp_path: Path) -> None:
     server = WebServer(lambda asked: Answer(b"[]"))
     gate = Gate(tmp_path / "gate", server.port)
+    port = gate.url.split("/")[2].partition(":")[2]
+    hosts = f'hosts = ["127.0.0.1:{port}", "localhost:{port}"]\n'
     ca, mine = f'ca = "{tmp_path}/gate/ca.pem"', f'certificate = "{tmp_path}/gate/client.pem"'
     try:
-        good = configured(tmp_path, f"{ca}\n{mine}")
-        assert secret_files(good) == [tmp_path / "gate" / "ca.pem", tmp_path / "gate" / "client.pem"]
+        good = configured(tmp_path, f"{hosts}{ca}\n{mine}")
+        assert access_files(good) == [tmp_path / "gate" / "ca.pem", tmp_path / "gate" / "client.pem"]
         assert search(open_access(good, gate.url)) == []
         with pytest.raises(ArchiveError, match="certificate is not trusted"):
-            search(open_access(configured(tmp_path, mine), gate.url))
+            search(open_access(configured(tmp_path, hosts + mine), gate.url))
         with pytest.raises(ArchiveError, match="certificate is not trusted"):
             search(open_access(good, gate.url.replace("127.0.0.1", "localhost")))
         with pytest.raises(ArchiveError, match="does not answer"):
@@ -102,10 +107,33 @@ def test_without_the_check_a_forged_archive_would_be_believed(tmp_path: Path) ->
     server = WebServer(lambda asked: Answer(b"[]"))
     gate = Gate(tmp_path / "gate", server.port)
     try:
-        access = open_access(configured(tmp_path, f'certificate = "{tmp_path}/gate/client.pem"'), gate.url)
+        hosts = f'hosts = ["{gate.url.split("/")[2]}"]\n'
+        access = open_access(configured(tmp_path, f'{hosts}certificate = "{tmp_path}/gate/client.pem"'), gate.url)
         assert access.tls is not None
         access.tls.check_hostname, access.tls.verify_mode = False, ssl.CERT_NONE
         assert search(access) == []
     finally:
         gate.stop()
         server.stop()
+
+
+@pytest.mark.parametrize("url", ["https://pacs.example.evil/", "https://pacs.example:8443/", "http://127.0.0.1/"])
+def test_a_secret_goes_to_no_host_that_the_file_does_not_name(url: str, tmp_path: Path) -> None:
+    secret(tmp_path / "token", "s3cret")
+    config = configured(tmp_path, f'{HOSTS}token_file = "token"')
+    with pytest.raises(ConfigError, match="not shown to it") as caught:
+        open_access(config, url)
+    assert caught.value.hint is not None and "hosts = [" in caught.value.hint
+    # The twin: named, it goes there. And where there is no secret, any archive may be asked.
+    place = url.split("/")[2]
+    place = place if ":" in place else f"{place}:{443 if url.startswith('https') else 80}"
+    assert open_access(configured(tmp_path, f'hosts = ["{place}"]\ntoken_file = "token"'), url).authorization
+    assert not open_access(configured(tmp_path, ""), url).authorization
+
+
+def test_the_archive_of_the_training_data_is_named_already(tmp_path: Path) -> None:
+    secret(tmp_path / "token", "s3cret")
+    config = configured(tmp_path, 'token_file = "token"')
+    text = config.path.read_text().replace('"generated"', '"dicomweb:https://pacs.example/dicom-web?labels=t.csv"')
+    config.path.write_text(text)
+    assert open_access(SiteConfig.read(config.path), "https://pacs.example/other").authorization

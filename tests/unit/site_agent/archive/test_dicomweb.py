@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from threading import Event, Thread
 
 import pytest
 
@@ -166,6 +171,41 @@ def test_an_answer_that_trickles_has_a_longest_time(serve: Serve) -> None:
     client._clock = lambda: float(next(seconds))
     with pytest.raises(ArchiveError, match="took more than"):
         retrieved(client)
+
+
+@pytest.mark.parametrize(
+    ("first", "tls"),
+    [(b"", False), (b"HTTP/1.1 200 OK\r\n", False), (bytes.fromhex("1603030100020000fc"), True)],
+    ids=["no status", "headers", "a handshake"],
+)
+def test_an_archive_that_never_begins_its_answer_has_one_too(first: bytes, tls: bool) -> None:
+    """A byte at a time: each one would begin the socket's timeout anew."""
+    stop = Event()
+
+    def trickle(link: socket.socket) -> None:
+        with link, suppress(OSError):
+            link.recv(65_536)
+            link.sendall(first)
+            while not stop.wait(0.05):
+                link.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = Thread(target=lambda: trickle(listener.accept()[0]), daemon=True)
+        serving.start()
+        access = ArchiveAccess(
+            host="127.0.0.1",
+            port=listener.getsockname()[1],
+            root="",
+            tls=ssl.create_default_context() if tls else None,
+            authorization="",
+            timeout=30,
+        )
+        began = time.monotonic()
+        with pytest.raises(ArchiveError, match="took more than"):
+            list(ArchiveClient(access, sleep=lambda seconds: None, longest=0.5).instances("1.2"))
+        assert time.monotonic() - began < 20
+        stop.set()
+        serving.join(10)
 
 
 def test_two_images_for_one_are_refused(serve: Serve) -> None:

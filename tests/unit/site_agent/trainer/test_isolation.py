@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import socket
@@ -571,3 +572,48 @@ open("wal").close()
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ("PermissionError" in done.stderr, done.returncode) == ((True, 1) if isolated else (False, 0)), done.stderr
+
+
+SECRETS = """
+import json, sys
+from pathlib import Path
+from site_agent.config import SiteConfig
+from site_agent.trainer.__main__ import isolate
+
+home, named = Path(sys.argv[1]), sys.argv[2] == "named"
+config = SiteConfig.read(home / "site.toml")
+found = isolate(config, None, home / "scratch", closed=[home / "images" / "pin"] if named else [])
+told = {"keys": found.keys_read}
+for path in sorted((home / "images").iterdir()):
+    try:
+        told[path.name] = bool(path.read_bytes())
+    except PermissionError:
+        told[path.name] = False
+print(json.dumps(told))
+"""
+SITE_WITH_ARCHIVE = """
+[site]
+initial_model = "m"
+[coordinator]
+address = "hub:1"
+[data]
+source = "folders:images"
+[archive]
+token_file = "images/pacs.token"
+certificate = "images/client.pem"
+"""
+
+
+def test_the_trainer_reads_no_secret_of_the_archive_and_no_pin(tmp_path: Path) -> None:
+    """They lie where it may read: here beside images, at a hospital often in /etc. The twin: nobody has named them."""
+    need(LANDLOCK)
+    for name in ("images", "scratch", "identity"):
+        (tmp_path / name).mkdir()
+    for name in ("1.png", "client.pem", "pacs.token", "pin"):
+        (tmp_path / "images" / name).write_text("content")
+    (tmp_path / "site.toml").write_text(SITE_WITH_ARCHIVE)
+    told = json.loads(run_code(SECRETS, str(tmp_path), "named"))
+    assert told == {"keys": False, "1.png": True, "client.pem": False, "pacs.token": False, "pin": False}
+    (tmp_path / "site.toml").write_text(SITE_WITH_ARCHIVE.partition("[archive]")[0])
+    told = json.loads(run_code(SECRETS, str(tmp_path), "not named"))
+    assert all(told[name] for name in ("1.png", "client.pem", "pacs.token", "pin"))

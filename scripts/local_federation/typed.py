@@ -1,0 +1,139 @@
+"""A small federation that is made by typing: the quickstart's commands, by whatever runs a command of a role.
+
+`containers` runs each in a container, `installed` in the environments of a release. Whatever the parties run in, their
+logs are compared with what is known of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from PIL import Image as Picture
+
+from scripts.local_federation.setup import HOST, free_port
+from security.audit.facts import LogHistory, read_history
+
+SITES: Final = ("graz", "linz", "vienna")
+CLASSES: Final = ("MEL", "NV", "BCC")
+ROUNDS: Final = 2
+PLAN: Final = f"""
+run = "containers"
+[model]
+initial = "initial.safetensors"
+[training]
+rounds = {ROUNDS}
+steps = 8
+[aggregation]
+weight_cap = 64
+[timing]
+train = 90
+message = 20
+upload = 30
+"""
+
+
+def write_images(folder: Path, seed: int) -> None:
+    """A folder a class, with pictures whose colour tells the class; the dirt on them is generated."""
+    dirt = np.random.default_rng(seed)
+    for place, label in enumerate(CLASSES):
+        (folder / label).mkdir(parents=True)
+        for number in range(20):
+            pixels = dirt.integers(0, 120, size=(32, 32, 3), dtype=np.uint8)
+            pixels[..., place] += 120
+            Picture.fromarray(pixels).save(folder / label / f"{seed}-{number}.png")
+
+
+class TypedFederation:
+    """The folders of one federation.
+
+    :param folder: a new one; relative paths of commands start there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+
+    def typed(self, role: str, program: str, *words: object) -> str:
+        """Run a command, with what the role has installed; returns its standard output."""
+        raise NotImplementedError
+
+    def source(self, site: str) -> str:
+        """The data source of a site, as its parties see it."""
+        raise NotImplementedError
+
+    def give(self, folder: Path) -> None:
+        """To the user whom parties run as, if it is another one."""
+
+    def prepare(self) -> None:
+        """Model, root key, requests, manifest, kits: the quickstart's commands."""
+        self.folder.mkdir()
+        for number, site in enumerate(SITES):
+            write_images(self.folder / "images" / site, number)
+        self.give(self.folder)
+        address = f"{HOST}:{self.port}"
+        self.typed(
+            "site", "npr-lab", "model", "--architecture", "test_efficientnet", "--image-size", 32, "--rounds", ROUNDS,
+            "--classes", ",".join(CLASSES), "-o", "initial.safetensors",
+        )  # fmt: skip
+        consortium = ("--dir", "consortium", "--no-passphrase")
+        told = json.loads(self.typed("coordinator", "consortium", "init", "lesions", *consortium, "--json"))
+        shutil.copyfile(self.folder / "initial.safetensors", self.folder / "consortium" / "initial.safetensors")
+        (self.folder / "consortium" / "federation.toml").write_text(PLAN)
+        self.give(self.folder / "consortium")
+        member = ("--federation", "lesions", "--name")
+        self.typed("coordinator", "coordinator", "init", "hub", *member, "hub", "--host", HOST, "--listen", address)
+        for site in SITES:
+            self.typed(
+                "site", "site-agent", "init", site, *member, site, "--data", self.source(site),
+                "--legal-basis", "none: generated images",
+            )  # fmt: skip
+        for name in ("hub", *SITES):
+            self.typed("coordinator", "consortium", "enroll", f"{name}/identity/request.json", "--yes", *consortium)
+        self.typed("coordinator", "consortium", "publish", *consortium)
+        self.typed("coordinator", "consortium", "kit", "--address", address, "--dir", "consortium")
+        for name in ("hub", *SITES):
+            program, file = ("coordinator", "coordinator") if name == "hub" else ("site-agent", "site")
+            self.typed(
+                role_of(name), program, "join", f"consortium/kits/{name}.kit",
+                "--root-fingerprint", told["root_fingerprint"], "--config", f"{name}/{file}.toml",
+            )  # fmt: skip
+        for site in SITES:
+            self.set_up(self.folder / site / "site.toml")
+
+    def set_up(self, config: Path, lines: str = "") -> None:
+        """What these machines need in [site]."""
+        more = f"[site]\n{lines}threads = 1\nready_slot = 20\n"
+        config.write_text(config.read_text().replace("[site]\n", more, 1))
+
+    @property
+    def logs(self) -> dict[str, Path]:
+        return {name: self.folder / name / "state" / "log" for name in ("hub", *SITES)}
+
+    @property
+    def root_key(self) -> Path:
+        return self.folder / "consortium" / "root.pem"
+
+    def histories(self) -> dict[str, LogHistory]:
+        return {name: read_history(path, origin="", name=name, role="") for name, path in self.logs.items()}
+
+
+def role_of(name: str) -> str:
+    return "coordinator" if name == "hub" else "site"
+
+
+def starts(history: LogHistory) -> list[Mapping[str, Any]]:
+    """What a party has said of its software at every start."""
+    return [record.body for record in history.of("agent.start")]
+
+
+def sboms_as_logged(histories: Mapping[str, LogHistory], bills: Mapping[str, Path]) -> bool:
+    """:param bills: the bill of materials of each role."""
+    digests = {role: hashlib.sha256(path.read_bytes()).hexdigest() for role, path in bills.items()}
+    told = {name: {body["sbom"] for body in starts(history)} for name, history in histories.items()}
+    return all(told[name] == {digests[role_of(name)]} for name in histories)
