@@ -18,7 +18,7 @@ from scripts.local_federation.known_updates import number_plan, words_of, write_
 from scripts.local_federation.processes import Party, stop_all, wait_until
 from scripts.local_federation.setup import HOST, Grounds
 from scripts.local_federation.sums import follows, is_exact, manifest_at, read_published
-from security.audit.agreement import keys_for
+from security.audit.agreement import keys_of
 from security.audit.compare import Crossed, cross
 from security.identity.initial_model import pinned_model
 from security.identity.membership import groups_of
@@ -121,7 +121,7 @@ class NumberFederation:
     def check_logs(self) -> Crossed:
         """All logs, each and against each other. A process that is killed takes its kernel's count with it."""
         logs, root = self.grounds.logs, self.grounds.consortium / "root.pem"
-        crossed = cross(logs, {path: keys_for(path, root) for path in logs})
+        crossed = cross(logs, keys_of(logs, root))
         assert weighty(crossed.findings) <= {"CounterCoverage"}, crossed.findings
         return crossed
 
