@@ -44,6 +44,7 @@ class NumberFederation:
         unwitnessed: int = 20,  # who is killed again and again is witnessed late, the later the busier the machine is
         grace: float = 1.0,
         aggregation: str = "",
+        settings: str = "",
         votes: bool = False,
         policy: str = "",
         train: int = 30,
@@ -54,7 +55,7 @@ class NumberFederation:
         write_numbers(initial, words)
         self.grounds = Grounds(
             folder=folder,
-            plan=number_plan(rounds, train=train, message=3, upload=4, aggregation=aggregation)
+            plan=number_plan(rounds, train=train, message=3, upload=4, aggregation=aggregation, settings=settings)
             + f'[audit]\nmode = "{audit}"\nmax_rounds_unwitnessed = {unwitnessed}\n'
             + ("strict = true\nvote_drop = 0.05\n" if votes else ""),
             sources={f"site{number}": "generated" for number in range(sites)},
