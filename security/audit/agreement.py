@@ -306,10 +306,10 @@ def _manifests_in(folder: LogFolder, root: Certificate | None) -> _FolderManifes
         try:
             data = read_capped(file, MANIFEST_BYTES)
             digest = sha256(data).hexdigest()
-            if digest in here.manifests:
-                continue
             if file.parent == folder.manifests and file.name != f"{digest}.json":
                 raise ConfigError("its name is not the digest of its content", where=file.name)
+            if digest in here.manifests:
+                continue
             manifest = open_signed(data, root, file.name)
             here.agreed[digest] = agreement_of(manifest, digest)
             here.manifests[digest] = manifest

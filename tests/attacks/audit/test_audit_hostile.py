@@ -236,12 +236,16 @@ def test_genuine_evidence_of_a_fork_counts_twin(federation: Federation, tmp_path
     assert weighty(verify(path, keys_for(path, federation.root_key)).findings) == {"Fork"}
 
 
-def test_forged_held_checkpoint_frames_nobody(federation: Federation, tmp_path: Path) -> None:
-    """A larger checkpoint of linz under a stranger's key: it would say that linz cut its tail."""
+@pytest.mark.parametrize("cosigned", [False, True])
+def test_forged_held_checkpoint_frames_nobody(federation: Federation, tmp_path: Path, cosigned: bool) -> None:
+    """A larger checkpoint of linz under a stranger's key: it would say that linz cut its tail. Also with the genuine
+    cosignature of whoever holds it."""
     path = copied(federation.members["graz"].folder, tmp_path / "graz")
     origin = federation.members["linz"].party.origin
     text = Checkpoint(origin=origin, size=100_000, root=bytes(32)).text
     note = Note(text=text, signatures=(_stranger(origin).sign(text),))
+    if cosigned:
+        note = note.with_signatures(federation.members["graz"].cosigner.cosign(text, NOW // 1000))
     forged = HeldCheckpoint(note=note, endorsements=tuple(LogFolder(federation.members["linz"].folder).endorsements()))
     LogFolder(path).witness_path(origin).write_bytes(forged.encode())
     folders = [path if one.name == "graz" else one for one in federation.folders]
