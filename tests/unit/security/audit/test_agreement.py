@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lazaret.errors import ToolkitError
-from security.audit.agreement import agreement_of, keys_for
+from lazaret.errors import ManifestRejected, ToolkitError
+from security.audit.agreement import agreement_of, keys_for, open_signed
 from security.identity.manifest import Manifest
 from security.log.store import LogFolder
 from tests.support.consortium_world import PLAN, PRIVACY, SHARED_NOISE, World
@@ -41,6 +41,15 @@ def test_a_manifest_lies_under_the_digest_of_its_file(tmp_path: Path, name: str)
     folder.manifest_path(name).write_bytes(data)
     agreements = keys_for(folder.path, root).agreements
     assert [one.code for one in agreements.problems] == ["ManifestRejected"] and len(agreements.versions) == 1
+
+
+def test_a_manifest_of_another_federation_is_not_taken(tmp_path: Path) -> None:
+    """Under the same root: two consortia may have been given one key."""
+    world = World.make(tmp_path)
+    other = world.publish().model_copy(update={"federation": "ct-scans"})
+    with pytest.raises(ManifestRejected, match="another federation"):
+        open_signed(world.signed(other), world.authority.root, "manifest.json")
+    assert open_signed(world.signed(other), None, "manifest.json") == other, "nothing is pinned"
 
 
 def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -21,7 +21,7 @@ def test_what_was_under_way_is_not_acknowledged_after_a_new_connection() -> None
     ledger.receipt(receipt("first"), 3)
     assert "ReceiptInvalid" not in ledger.findings
     ledger.reconnected()
-    assert ledger._unsettled == 0 and ledger._lost == 30, "counted once: it would else be room for bytes that are hidden"
+    assert ledger._unsettled == 0 and ledger._lost == 30, "once: else it would be room to hide bytes in"
     ledger.reconnected()
     assert ledger._lost == 30
     ledger.receipt(receipt("second"), 5)
