@@ -152,12 +152,14 @@ def refuse_unchecked_sum(state: Path, manifest: Manifest) -> None:
     that runs: it has its sum checked before it stops. One that was killed has not.
 
     :raises ConfigError: if the newest sum is of an older manifest of this run and not checked, and the operator has
-        not accepted that.
+        not accepted that. Not if the coordinator has already run under this one: there is no way back from it.
     """
-    accepted = state / ACCEPTED_UNCHECKED
-    if not (state / database.FILE).exists():
+    accepted, in_force = state / ACCEPTED_UNCHECKED, state / "log" / "manifest.json"
+    if not (state / database.FILE).exists() or not in_force.exists():
         return
     if accepted.exists() and accepted.read_text("ascii", "replace") == manifest.digest.hex():
+        return
+    if unseal(in_force.read_bytes(), str(in_force))[0].digest == manifest.digest:
         return
     with ReadOnlyHistory(state / database.FILE) as history:
         same = history.begun() and history.about("run") == f"{manifest.federation}/{manifest.run}"
@@ -168,7 +170,7 @@ def refuse_unchecked_sum(state: Path, manifest: Manifest) -> None:
             f"the sum of round {made.round} is not checked, and was made under another manifest than version "
             f"{manifest.version}, under which it may never be",
             where=str(state),
-            hint=f"put {state / 'log' / 'manifest.json'} back as the manifest and start, and install the new one when "
+            hint=f"put {in_force} back as the manifest and start, and install the new one when "
             "the sum is checked; or `coordinator join --manifest FILE --unchecked`",
         )
 
