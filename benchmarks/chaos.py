@@ -27,7 +27,7 @@ from benchmarks.storms.watching import ResultCount, Verdict, check_results, newe
 from benchmarks.storms.weather import Link, Weather
 from lazaret.terminal import emit, run_command, say
 from scripts.local_federation.processes import GaveUp, Party, wait_until
-from security.audit.agreement import keys_for
+from security.audit.agreement import keys_of
 from security.audit.compare import cross
 from tests.support.audit_attacks import weighty
 from tests.support.federation import NumberFederation
@@ -215,7 +215,7 @@ def check(storm: Storm) -> None:
     verdict.expect("None" not in outcomes, "a round was left open, and a later one begun")
     grounds = federation.grounds
     root = grounds.consortium / "root.pem"
-    crossed = cross(grounds.logs, {path: keys_for(path, root) for path in grounds.logs})
+    crossed = cross(grounds.logs, keys_of(grounds.logs, root))
     bad = weighty(crossed.findings) - PERMITTED - (JUMPED if storm.jumped else set())
     lines = [str(finding) for finding in crossed.findings if finding.code in bad]
     verdict.expect(not bad, f"the logs do not audit clean: {lines[:5]}")

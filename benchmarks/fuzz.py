@@ -22,7 +22,7 @@ from benchmarks.storms.watching import Reading, Verdict, check_results, megabyte
 from lazaret.terminal import emit, run_command, say
 from scripts.local_federation.processes import GaveUp, Party
 from scripts.local_federation.setup import HOST
-from security.audit.agreement import keys_for
+from security.audit.agreement import keys_of
 from security.audit.compare import cross
 from security.identity.enrolment import Identity
 from tests.support.audit_attacks import weighty
@@ -202,7 +202,7 @@ def audit(
     root = grounds.consortium / "root.pem"
     named = dict(zip(["coordinator", *sorted(grounds.sources)], grounds.logs, strict=True))
     paths = [path for name, path in named.items() if name not in liars]
-    crossed = cross(paths, {path: keys_for(path, root) for path in paths}, lost=liars)
+    crossed = cross(paths, keys_of(paths, root), lost=liars)
     found = weighty(crossed.findings) - PERMITTED - shown
     lines = [str(finding) for finding in crossed.findings if finding.code in found]
     verdict.expect(not found, f"the honest logs do not audit clean: {lines[:5]}")

@@ -96,6 +96,7 @@ def prepare(
     manifest = read_manifest(identity, clock)
     check_certificate(identity, manifest, clock)
     refuse_lost_database(base / config.state, manifest.run)
+    refuse_unchecked_sum(base / config.state, manifest)
     storage = Storage(base / config.state, keep_models=config.storage.keep_models)
     model = config.model_file(base, manifest.model.initial_file)
     _, initial = pinned_model(model, manifest)
@@ -140,6 +141,38 @@ def refuse_lost_database(state: Path, run: str) -> None:
             f"the privacy log has published round {newest} of run {run}, the database knows {known or 'none'}",
             where=str(state / database.FILE),
             hint="it was lost or is an old copy: `coordinator recover FILE` continues the run from a site's handover",
+        )
+
+
+ACCEPTED_UNCHECKED: Final = "unchecked-accepted"  # digest of the manifest that `join --unchecked` has installed
+
+
+def refuse_unchecked_sum(state: Path, manifest: Manifest) -> None:
+    """A sum belongs to the manifest it was made under: a site that has not received it cannot take it under another
+    one, and without their checks no further round begins. `join` looks too, but lets a manifest in beside a coordinator
+    that runs: it has its sum checked before it stops. One that was killed has not.
+
+    :raises ConfigError: if the newest sum is of an older manifest of this run and not checked, and the operator has
+        not accepted that. Not if the coordinator has already run under this one: there is no way back from it.
+    """
+    accepted, in_force = state / ACCEPTED_UNCHECKED, state / "log" / "manifest.json"
+    if not (state / database.FILE).exists() or not in_force.exists():
+        return
+    if accepted.exists() and accepted.read_text("ascii", "replace") == manifest.digest.hex():
+        return
+    if unseal(in_force.read_bytes(), str(in_force))[0].digest == manifest.digest:
+        return
+    with ReadOnlyHistory(state / database.FILE) as history:
+        same = history.begun() and history.about("run") == f"{manifest.federation}/{manifest.run}"
+        found = history.unchecked_sum() if same else None
+        made = history.result(history.links()[-1].result_hash).context if found is not None else None
+    if made is not None and made.manifest_hash != manifest.digest:
+        raise ConfigError(
+            f"the sum of round {made.round} is not checked, and was made under another manifest than version "
+            f"{manifest.version}, under which it may never be",
+            where=str(state),
+            hint=f"put {in_force} back as the manifest and start, and install the new one when "
+            "the sum is checked; or `coordinator join --manifest FILE --unchecked`",
         )
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from coordinator.assembly import refuse_lost_database
+from coordinator.assembly import refuse_lost_database, refuse_unchecked_sum
 from coordinator.config import CHECK_NAMES, CoordinatorConfig
 from coordinator.dashboard.server import admission
 from lazaret import checks
@@ -176,7 +176,8 @@ def _runs_here(context: CoordinatorCheckContext) -> bool:
 @CHECKS.add
 def database(context: CoordinatorCheckContext) -> Iterator[Line]:
     """The rounds that the privacy log has published are in the database."""
-    refuse_lost_database(context.state, context.manifest.run)  # its error is the finding
+    refuse_lost_database(context.state, context.manifest.run)  # its error is the finding, as with the next one
+    refuse_unchecked_sum(context.state, context.manifest)
     yield ok("the database holds what the privacy log has published")
 
 

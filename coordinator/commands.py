@@ -14,7 +14,7 @@ import click
 from coordinator.cli import with_config
 from coordinator.config import CHECK_NAMES, HIGHEST_PORT, TEMPLATE, CoordinatorConfig
 from coordinator.run_queue import RunQueue, StopFile
-from lazaret import archive
+from lazaret import archive, files
 from lazaret.checks import report, skip_option
 from lazaret.control import NowFile, pause_commands, running_option, runs_command, say_running
 from lazaret.errors import ConfigError
@@ -24,8 +24,10 @@ from security.identity import enrolment
 from security.identity.enrolment import Identity, ml_dsa_option
 from security.identity.fingerprints import phrase
 from security.identity.kit import compared_root, kit_in
+from security.identity.manifest import Manifest, unseal
 from security.identity.membership import audit_roster
 from security.identity.pki import Role, Subject
+from security.identity.request import read_file
 from security.identity.token import named_token, token_option
 from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
@@ -206,22 +208,35 @@ def join(
     """Install what the consortium has sent: a kit, or its ANSWER and its manifest."""
     config, base = CoordinatorConfig.read(config_path)
     identity, now = Identity(folder=base / config.identity), SystemClock().now_ms()
-    if not unchecked:
+    kit = kit_in(answer)
+    offered = kit.manifest if kit else read_file(manifest) if manifest else None
+    known = identity.manifest_path.read_bytes() if identity.manifest_path.exists() else None
+    if offered not in (None, known) and not unchecked:
         _refuse_unchecked(base / config.state, now)
-    if kit := kit_in(answer):
-        known = compared_root(kit, identity, root_fingerprint)
-        lines = kit.install(identity, base / config.initial_model, root_fingerprint=known, now_ms=now)
+    if kit:
+        root = compared_root(kit, identity, root_fingerprint)
+        lines = kit.install(identity, base / config.initial_model, root_fingerprint=root, now_ms=now)
     else:
         lines = enrolment.join(
             identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now
         )
     for line in lines:
         say(line)
+    if offered is not None and unchecked and (base / config.state).is_dir():
+        _accept_unchecked(base / config.state, unseal(offered, str(manifest or answer))[0])
+
+
+def _accept_unchecked(state: Path, manifest: Manifest) -> None:
+    """The next start finds that the operator knows of it."""
+    from coordinator.assembly import ACCEPTED_UNCHECKED
+
+    files.write_atomically(state / ACCEPTED_UNCHECKED, manifest.digest.hex().encode(), mode=0o600)
 
 
 def _refuse_unchecked(state: Path, now_ms: int) -> None:
     """A sum belongs to the manifest it was made under: a site that has not received it cannot take it under another
-    one, and without their checks no further round begins. A coordinator that runs has it checked before it stops.
+    one, and without their checks no further round begins. A coordinator that runs has it checked before it stops; if
+    it is killed instead, its next start refuses (`assembly.refuse_unchecked_sum`).
     """
     from coordinator.database import FILE
     from coordinator.round_history import ReadOnlyHistory

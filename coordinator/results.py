@@ -255,7 +255,8 @@ class Standings:
         needed = self._chain.bring(site, round_number=round_number, result_hash=result_hash)
         self.accepted(site, round_number, result_hash)
         covered = self._covered_head()
-        if covered is not None:
+        # One for whom there was nothing that it could verify is not brought anywhere, and may ask again.
+        if covered is not None and _brings(needed):
             self._brought[site] = covered
         return needed
 
@@ -270,12 +271,20 @@ class Standings:
         # One that has not said where it stands has nothing to be brought on from.
         if not result or covered is None or covered in (result, self._brought.get(site)):
             return None
+        needed = self._chain.bring(site, round_number=number, result_hash=result)
+        if not _brings(needed):
+            return None
         self._brought[site] = covered
-        return self._chain.bring(site, round_number=number, result_hash=result)
+        return needed
 
     def _covered_head(self) -> bytes | None:
         head = self._chain.head
         return head.result_hash if head is not None and self._chain.head_check() is not None else None
+
+
+def _brings(effects: Effects) -> bool:
+    """Whether a result or a state is among them. A certificate alone brings nobody on."""
+    return any(isinstance(effect, SendFrames) for effect in effects)
 
 
 # The check of the newest published sum, while the next round trains (section 10). Sites ask for chunks of all uploads,

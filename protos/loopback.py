@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lazaret.errors import ToolkitError
@@ -123,6 +123,7 @@ class LoopbackFederation:
         movement: states.MovementRule = states.CEILINGS_ALONE,
         groups: Groups | None = None,
         vote: Callable[[str, Vector, Vector], bool] | None = None,
+        scorers: Collection[str] = (),
         randomness: Randomness | None = None,
         clock: Clock | None = None,
         spool: Spool | None = None,
@@ -153,6 +154,7 @@ class LoopbackFederation:
             groups=groups,
             strict=vote is not None,
             vote=vote is not None,
+            scorers=frozenset(scorers),
         )
         self.vote = vote
         self.core = CoordinatorCore(

@@ -258,8 +258,9 @@ class Agent:
                 log.warning("round %d: the sites voted against the model; the one before it stands", effect.round)
             case Isolated():
                 log.warning(
-                    "round %d: together the sums so far show this site's update (leverage %.2f): docs/threat-model.md",
+                    "round %d: together the sums so far show this site's %s (leverage %.2f): docs/threat-model.md",
                     effect.round,
+                    effect.what,
                     effect.leverage,
                 )
             case Certified():

@@ -38,7 +38,7 @@ steps = 50
 config_hashes = ["{"cd" * 32}"]
 [training.settings]
 learning_rate = 0.001
-[aggregation]
+{{settings}}[aggregation]
 ring_bits = {{ring_bits}}
 weight_cap = 8
 {{aggregation}}[timing]
@@ -49,14 +49,27 @@ upload = {{upload}}
 
 
 def number_plan(
-    rounds: int, *, train: int, message: int, upload: int, ring_bits: int = DEFAULT_BITS, aggregation: str = ""
+    rounds: int,
+    *,
+    train: int,
+    message: int,
+    upload: int,
+    ring_bits: int = DEFAULT_BITS,
+    aggregation: str = "",
+    settings: str = "",
 ) -> str:
     """federation.toml of such sites: one layer of numbers, and how many seconds each step may take.
 
-    :param aggregation: further lines of that table.
+    :param aggregation: further lines of that table; `settings` likewise.
     """
     return PLAN.format(
-        rounds=rounds, train=train, message=message, upload=upload, ring_bits=ring_bits, aggregation=aggregation
+        rounds=rounds,
+        train=train,
+        message=message,
+        upload=upload,
+        ring_bits=ring_bits,
+        aggregation=aggregation,
+        settings=settings,
     )
 
 

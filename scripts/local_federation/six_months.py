@@ -25,7 +25,7 @@ from coordinator.phases import RunPhase
 from coordinator.recover import recover
 from lazaret.checks import used_bytes
 from lazaret.terminal import emit, run_command, say
-from security.audit.agreement import keys_for
+from security.audit.agreement import keys_of
 from security.audit.compare import cross
 from security.audit.findings import Finding, exit_code
 from security.identity.pki import Role
@@ -244,7 +244,7 @@ def full_disk(agent: Agent) -> Iterator[list[int]]:
 
 def audited(folders: dict[str, Path], root: Path, *, lost: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `privacy-audit cross --lost` says of each log, and between them. Clean is what it ends with 0 for."""
-    keys = {folder: keys_for(folder, root) for folder in folders.values()}
+    keys = keys_of([*folders.values()], root)
     crossed = cross(list(folders.values()), keys, lost=(lost,))
     logs = {
         name: {"entries": log.size, "bytes": used_bytes(log.folder), **told(log.findings)}

@@ -31,7 +31,7 @@ from scripts.local_federation.containers import run
 from scripts.local_federation.demo import DATA, Told, Wishes, lay_out
 from scripts.local_federation.processes import ROOT, GaveUp, Party, wait_until
 from scripts.local_federation.setup import Grounds
-from security.audit.agreement import keys_for
+from security.audit.agreement import keys_of
 from security.audit.compare import cross
 from security.audit.findings import Severity
 from security.audit.verify import verify
@@ -263,7 +263,7 @@ def play(folder: Path, base: Path | None, tell: Told) -> dict[str, Any]:
         ends = {unit: system.shown(unit)["Result"] for unit in UNITS}
     logs = [hub / "state" / "log", site / "state" / "log"]
     logs += [grounds.site(other) / "state" / "log" for other in sorted(grounds.sources) if other != name]
-    crossed = cross(logs, {path: keys_for(path, grounds.consortium / "root.pem") for path in logs})
+    crossed = cross(logs, keys_of(logs, grounds.consortium / "root.pem"))
     weighty = [finding for finding in crossed.findings if finding.severity is not Severity.NOTE]
     return {
         "ok": all(end == "success" for end in ends.values()) and waited > 0 and taken > 0 and crossed.exit_code == 0,

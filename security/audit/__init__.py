@@ -15,6 +15,7 @@ Imported by: site_agent.
     options         what the commands share
     verify          one log: every check
     agreement       every manifest version of a log folder: keys to believe and rules to judge by
+    vouching        which of them count where the consortium has turned on ML-DSA
     conformance     the rules, one small function each
     completeness    the steps of a round, and the isolation of what trained
     scan            the pass over all entries: form, order, time, tree, what left, and the rules in force

@@ -7,8 +7,8 @@ rules (`conformance`) compare numbers and sets and know nothing of certificates 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from lazaret.errors import ConfigError, ToolkitError
 from security.audit.findings import Finding
 from security.audit.safe_files import list_files, read_capped
+from security.audit.vouching import unvouched
 from security.log.note import VerifierKey
 from security.log.roster import COORDINATOR, Party, Roster
 from security.log.store import LogFolder
@@ -102,10 +103,12 @@ class Agreements:
     """Every version that an auditor has, by digest of its file.
 
     :param fixed: what holds for every entry where an auditor brought the parties and no manifest.
+    :param unvouched: those of which it cannot be decided whether the root's ML-DSA key stands behind them.
     """
 
     by_digest: Mapping[str, Agreement] = field(default_factory=dict)
     fixed: Agreement | None = None
+    unvouched: frozenset[str] = frozenset()
     problems: tuple[Finding, ...] = ()
 
     def of(self, digest: str | None) -> Agreement | None:
@@ -151,6 +154,12 @@ class Agreements:
         members = {party.cosigner for one in self.versions for party in one.roster.parties}
         return frozenset(key for one in self.versions for key in one.roster.observers) - members
 
+    @property
+    def vouched(self) -> Agreements:
+        """Those whose keys may speak against somebody."""
+        sure = {digest: one for digest, one in self.by_digest.items() if digest not in self.unvouched}
+        return replace(self, by_digest=sure)
+
     def conflicts(self) -> Iterator[tuple[Agreement, Agreement]]:
         """Pairs of different manifests of one version."""
         seen: dict[int, Agreement] = {}
@@ -163,16 +172,21 @@ class Agreements:
         return Agreements(
             by_digest={**self.by_digest, **other.by_digest},
             fixed=self.fixed or other.fixed,
+            unvouched=self.unvouched | other.unvouched,
             problems=(*self.problems, *other.problems),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """Whom to believe: what was agreed, and whether the auditor pinned it or took it from the log folder itself."""
+    """Whom to believe: what was agreed, and whether the auditor pinned it or took it from the log folder itself.
+
+    :param ml_dsa: whether the auditor has brought the root's ML-DSA key.
+    """
 
     agreements: Agreements = field(default_factory=Agreements)
     pinned: bool = False
+    ml_dsa: bool = False
 
     @classmethod
     def bare(cls, roster: Roster) -> Keys:
@@ -249,53 +263,61 @@ def _privacy_of(manifest: Manifest) -> AgreedPrivacy | None:
 
 def keys_for(path: Path, root_key: Path | None) -> Keys:
     """Every manifest in a log folder, checked where the auditor brought the consortium's root."""
-    root = read_root(root_key)
-    known_key = read_root_ml_dsa(root_key)
-    folder = LogFolder(path)
-    problems: list[Finding] = []
-    files = [*list_files(folder.manifests, problems, limit=MOST_MANIFESTS)]
+    return keys_of([path], root_key)[path]
+
+
+def keys_of(paths: Sequence[Path], root_key: Path | None) -> dict[Path, Keys]:
+    """The same for folders that are judged together: a manifest in one may vouch for an older one in another."""
+    root, second = read_root(root_key), read_root_ml_dsa(root_key)
+    folders = {path: _manifests_in(LogFolder(path), root) for path in paths}
+    everything = [manifest for one in folders.values() for manifest in one.manifests.values()]
+    keys = {}
+    for path, one in folders.items():
+        unsure = set[str]()
+        for digest, code, reason in unvouched(one.manifests, second, everything):
+            one.note(code, f"version {one.agreed[digest].version} {reason}")
+            if code == "OneSignature":
+                unsure.add(digest)
+            else:
+                del one.agreed[digest]
+        if root is not None and second is None and any(manifest.root_ml_dsa for manifest in one.manifests.values()):
+            one.note("SecondKeyNotPinned", "manifests have the root's ML-DSA signature, and root.pem has no such key")
+        agreements = Agreements(by_digest=one.agreed, unvouched=frozenset(unsure), problems=tuple(one.problems))
+        keys[path] = Keys(agreements=agreements, pinned=root is not None, ml_dsa=second is not None)
+    return keys
+
+
+@dataclass(frozen=True, slots=True)
+class _FolderManifests:
+    """The manifests of one folder that have the root's signatures, by the SHA-256 of their file."""
+
+    manifests: dict[str, Manifest] = field(default_factory=dict)
+    agreed: dict[str, Agreement] = field(default_factory=dict)
+    problems: list[Finding] = field(default_factory=list)
+
+    def note(self, code: str, detail: str) -> None:
+        self.problems.append(Finding(code=code, log="", detail=detail))
+
+
+def _manifests_in(folder: LogFolder, root: Certificate | None) -> _FolderManifests:
+    here = _FolderManifests()
+    files = [*list_files(folder.manifests, here.problems, limit=MOST_MANIFESTS)]
     if folder.manifest.is_file():
         files.append(folder.manifest)
-    found: dict[str, Manifest] = {}
-    agreed: dict[str, Agreement] = {}
     for file in files:
         try:
             data = read_capped(file, MANIFEST_BYTES)
             digest = sha256(data).hexdigest()
-            if digest in found:
-                continue
             if file.parent == folder.manifests and file.name != f"{digest}.json":
                 raise ConfigError("its name is not the digest of its content", where=file.name)
+            if digest in here.manifests:
+                continue
             manifest = open_signed(data, root, file.name)
-            found[digest], agreed[digest] = manifest, agreement_of(manifest, digest)
+            here.agreed[digest] = agreement_of(manifest, digest)
+            here.manifests[digest] = manifest
         except ToolkitError as error:
-            detail = f"{file.name[:80]}: {error.message}"
-            problems.append(Finding(code="ManifestRejected", log="", detail=detail))
-    for digest, reason in unvouched(found, known_key):
-        detail = f"version {agreed.pop(digest).version} {reason}"
-        problems.append(Finding(code="ManifestRejected", log="", detail=detail))
-    return Keys(agreements=Agreements(by_digest=agreed, problems=tuple(problems)), pinned=root is not None)
-
-
-def unvouched(found: Mapping[str, Manifest], known: str | None) -> list[tuple[str, str]]:
-    """Manifests that a forger of ECDSA signatures could have made, with the reason why they do not count.
-
-    One that names the root's ML-DSA key has its signature. One that does not counts if the version after it, which
-    counts, names its digest; and if the auditor has not brought the key, also before the first version that names it.
-
-    :param known: the root's ML-DSA key, if the auditor has brought it.
-    """
-    versions = sorted(found.items(), key=lambda item: item[1].version)
-    first = next((one for _, one in versions if one.root_ml_dsa is not None), None)
-    key = known or (first.root_ml_dsa if first is not None else None)
-    wrong, named = [], set[str]()
-    for digest, manifest in reversed(versions):
-        before = known is None and (first is None or manifest.version < first.version)
-        if manifest.root_ml_dsa == key or manifest.digest.hex() in named:
-            named.add(manifest.previous or "")
-        elif not before:
-            wrong.append((digest, "is not signed with the root's ML-DSA key, and no later version names it"))
-    return wrong
+            here.note("ManifestRejected", f"{file.name[:80]}: {error.message}")
+    return here
 
 
 def manifest_from(path: Path, root_key: Path | None) -> Manifest:

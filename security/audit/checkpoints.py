@@ -176,24 +176,27 @@ def check_epochs(checkpoints: Checkpoints, rotations: Sequence[int], findings: F
 def check_ml_dsa(
     signed: Sequence[VerifiedCheckpoint],
     roster_at: Callable[[int], Roster | None],
-    agreements: Agreements,
+    keys: Keys,
     findings: Findings,
 ) -> None:
     """Every checkpoint has the ML-DSA signature that the manifest in force asks for.
 
     The newest one has it if any version asks for it: a log that never takes over such a version could be forged by
-    whoever forges Ed25519 signatures.
+    whoever forges Ed25519 signatures. A party that has no such version may have stopped before there was one.
     """
-    keys = agreements.ml_dsa_keys(findings.log)
+    listed = keys.agreements.ml_dsa_keys(findings.log)
     for one in signed:
         size = one.checkpoint.size
         roster = roster_at(max(size - 1, 0))
         party = roster.by_origin.get(findings.log) if roster is not None else None
         due = {party.ml_dsa} if party is not None and party.ml_dsa is not None else set()
-        if one is signed[-1] and keys:
-            due = due or {keys[0]}
+        if one is signed[-1] and listed:
+            due = due or {listed[0]}
         if not due <= one.ml_dsa:
             findings.add("BadSignature", f"head {size} has no ML-DSA signature, which the manifest asks for", size - 1)
+    if keys.ml_dsa and signed and not listed:
+        size = signed[-1].checkpoint.size
+        findings.add("OneSignature", f"the newest head, {size}, is from before ML-DSA was turned on", size - 1)
 
 
 class TreeCheck:
@@ -292,7 +295,7 @@ def verify_held(held: HeldCheckpoint, agreements: Agreements, origin: str) -> No
 def believed(held: HeldCheckpoint, keys: Keys, origin: str) -> bool:
     """Whether a checkpoint that somebody brought is a genuine one of this log; another proves nothing about it."""
     try:
-        verify_held(held, keys.agreements, origin)
+        verify_held(held, keys.agreements.vouched, origin)
     except ToolkitError:
         return False
     return held.checkpoint.origin == origin

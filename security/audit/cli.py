@@ -87,7 +87,7 @@ def _held_file(path: Path) -> Any:
 def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as_json: bool) -> None:
     """Check each log by itself: entries, tree, signatures, epochs, witnesses, lengths, masks, epsilon."""
     from security.audit import text
-    from security.audit.agreement import keys_for
+    from security.audit.agreement import keys_of
     from security.audit.checkpoints import believed
     from security.audit.findings import exit_code
     from security.audit.verify import origin_of
@@ -96,8 +96,8 @@ def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as
     given = [_held_file(path) for path in held]
     everything: list[Finding] = []
     shown, results = [], []
-    for path in logs:
-        keys, origin = keys_for(path, root_key), origin_of(path)
+    for path, keys in keys_of(logs, root_key).items():
+        origin = origin_of(path)
         result = verify_log(path, keys, [one for one in given if believed(one, keys, origin)])
         results.append(result)
         findings, statement = _with_privacy(result)
@@ -118,11 +118,10 @@ def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as
 def _crossed(
     paths: Sequence[Path], root_key: Path | None, lost: Sequence[str], *, second_opinion: bool = False
 ) -> Crossed:
-    from security.audit.agreement import keys_for
+    from security.audit.agreement import keys_of
     from security.audit.compare import cross as cross_logs
 
-    keys = {path: keys_for(path, root_key) for path in paths}
-    return cross_logs(paths, keys, second_opinion=second_opinion, lost=lost)
+    return cross_logs(paths, keys_of(paths, root_key), second_opinion=second_opinion, lost=lost)
 
 
 @main.command()

@@ -66,7 +66,7 @@ def cross(
         agreements |= found.agreements
     if strangers := sorted(set(lost) - agreements.names):
         raise ConfigError(f"{', '.join(strangers)} is no party of these logs", where="--lost")
-    held = held_checkpoints(paths, agreements)
+    held = held_checkpoints(paths, agreements.vouched)
     logs = tuple(_verify(path, keys[path], held) for path in paths)
     histories = tuple(_history(log, agreements) for log in logs)
     joint = Findings("between the logs")

@@ -85,6 +85,14 @@ CODES: Final[dict[str, Code]] = {
     "KeysNotPinned": _note(
         "keys taken from the log itself; pin them with --root-key", "ask the consortium for its root"
     ),
+    "SecondKeyNotPinned": _note(
+        "manifests have an ML-DSA signature, and the root.pem given has no key to check it by",
+        "ask the consortium for its root.pem as it is now",
+    ),
+    "OneSignature": _undecided(
+        "no ML-DSA signature vouches for a manifest or for the end of the log, which a forger of the others could make",
+        "ask the consortium for every version of the manifest, and the party for a newer copy",
+    ),
     # Entries
     "MalformedEntry": _fail("a line is not a canonical entry of a known type", _SITE_COPY),
     "SequenceGap": _fail("entries are missing, repeated or out of order", _SITE_COPY),

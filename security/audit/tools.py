@@ -15,6 +15,7 @@ from lazaret.errors import CodecError, ConfigError, ToolkitError, VerificationFa
 from security.audit.options import FILE, TARGET, as_json, emit, finish, logs, one_log, root_key
 
 if TYPE_CHECKING:
+    from security.audit.agreement import Keys
     from security.audit.checkpoints import VerifiedCheckpoint
     from security.audit.facts import LogHistory
     from security.audit.findings import Finding
@@ -170,6 +171,7 @@ def _compare_collected(log: Path, collected: Path, position: Path | None) -> Non
 @click.option("-o", "--output", type=TARGET, help="Default: standard output.")
 def claim(subject: str, logs: Sequence[Path], root_key: Path | None, output: Path | None) -> None:
     """One page about SUBJECT, such as "site graz, round 3", with proofs that `check-proof` checks."""
+    from security.audit.agreement import keys_of
     from security.audit.claim import ClaimSubject, make_claim
     from security.audit.verify import origin_of
 
@@ -177,7 +179,7 @@ def claim(subject: str, logs: Sequence[Path], root_key: Path | None, output: Pat
     found = [path for path in logs if origin_of(path).split(".", 1)[0] == about.name]
     if len(found) != 1:
         raise ConfigError(f"{len(found)} of the logs given are of {about.name}", where=subject[:80])
-    verified = _sound(found[0], root_key)
+    verified = _sound(found[0], keys_of(logs, root_key)[found[0]])
     if verified.role != about.role:
         raise ConfigError(f"{about.name} is a {verified.role}", where=subject[:80])
     made = make_claim(found[0], about)
@@ -192,14 +194,12 @@ def claim(subject: str, logs: Sequence[Path], root_key: Path | None, output: Pat
         click.echo(f"{output}: {made.subject}, {len(made.proofs)} entries with their proofs")
 
 
-def _sound(path: Path, root_key: Path | None) -> Verified:
+def _sound(path: Path, keys: Keys) -> Verified:
     """A log that has no finding; nothing is said from another one."""
-    from security.audit.agreement import keys_for
-    from security.audit.findings import Severity
     from security.audit.verify import verify
 
-    result = verify(path, keys_for(path, root_key))
-    wrong = [finding.code for finding in result.findings if finding.severity is Severity.FAIL]
+    result = verify(path, keys)
+    wrong = [finding.code for finding in result.findings if _unreliable(finding)]
     if wrong:
         raise VerificationFailed(
             f"this log fails verification ({', '.join(wrong[:3])}), so nothing is said from it",
@@ -207,6 +207,13 @@ def _sound(path: Path, root_key: Path | None) -> Verified:
             hint="`privacy-audit verify` lists what is wrong",
         )
     return result
+
+
+def _unreliable(finding: Finding) -> bool:
+    """Whether nothing is built on a log with this finding: it is wrong, or a forger may have made it."""
+    from security.audit.findings import Severity
+
+    return finding.severity is Severity.FAIL or finding.code == "OneSignature"
 
 
 # What an auditor remembers
@@ -238,9 +245,10 @@ FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 def remember(logs: Sequence[Path], root_key: Path | None, store: Path, evidence: Path | None, as_json: bool) -> None:
     """Compare each log with the head you saw at your last visit, and keep the newest one for the next."""
     from security.audit import text
+    from security.audit.agreement import keys_of
     from security.audit.findings import exit_code
 
-    visits = [_visit(path, root_key, store, evidence) for path in logs]
+    visits = [_visit(path, keys, store, evidence) for path, keys in keys_of(logs, root_key).items()]
     everything = [finding for visit in visits for finding in visit.findings]
     code = exit_code(everything)
     if as_json:
@@ -259,22 +267,21 @@ def remember(logs: Sequence[Path], root_key: Path | None, store: Path, evidence:
 
 
 def _visit(
-    path: Path, root_key: Path | None, store: Path, evidence: Path | None, signer: NoteSigner | None = None
+    path: Path, keys: Keys, store: Path, evidence: Path | None, signer: NoteSigner | None = None
 ) -> Visit:
     """Verify one log against the remembered head. The store changes only if nothing is wrong, and only forward.
 
     :param signer: of a witness, which signs what it remembers.
     """
     from lazaret import files
-    from security.audit.agreement import keys_for
     from security.audit.checkpoints import verify_held
     from security.audit.compare import forks
-    from security.audit.findings import Findings, exit_code
+    from security.audit.findings import Findings
     from security.audit.verify import origin_of, verify
     from security.log.store import LogFolder
     from security.log.witness import HeldCheckpoint
 
-    keys, origin = keys_for(path, root_key), origin_of(path)
+    origin = origin_of(path)
     file = store / f"{quote(origin, safe='')}.json"
     remembered, extra = _remembered(file), Findings(origin)
     held = [remembered] if remembered else []
@@ -291,7 +298,7 @@ def _visit(
         for number, fork in enumerate(forks(result, held)):
             files.write_atomically(evidence / f"fork-{quote(origin, safe='')}-{number}.json", fork.encode())
     after = before
-    if exit_code(findings) != 1 and newest is not None and newest.checkpoint.size >= before:
+    if not any(map(_unreliable, findings)) and newest is not None and newest.checkpoint.size >= before:
         note = newest.note if signer is None else _cosigned(newest, signer)
         kept = HeldCheckpoint(note=note, endorsements=tuple(LogFolder(path).endorsements()))
         files.write_atomically(file, kept.encode(), mode=0o600)
@@ -354,16 +361,16 @@ def witness_key(name: str, federation: str, output: Path) -> None:
 def cosign(logs: Sequence[Path], root_key: Path | None, key_file: Path, store: Path) -> None:
     """Sign that you saw the newest head of each log, and that it extends the one you saw before."""
     from security.audit import text
-    from security.audit.agreement import keys_for
+    from security.audit.agreement import keys_of
     from security.audit.findings import exit_code
     from security.audit.verify import origin_of
 
     everything: list[Finding] = []
-    for path in logs:
-        signer = _witness_of(key_file, keys_for(path, root_key).agreements.cosigners_for(origin_of(path)))
-        visit = _visit(path, root_key, store, None, signer)
+    for path, keys in keys_of(logs, root_key).items():
+        signer = _witness_of(key_file, keys.agreements.cosigners_for(origin_of(path)))
+        visit = _visit(path, keys, store, None, signer)
         everything += visit.findings
-        refused = exit_code(visit.findings) == 1
+        refused = any(map(_unreliable, visit.findings))
         outcome = "not cosigned" if refused else f"head {visit.after:,} cosigned as {signer.key.name}"
         click.echo(text.plain(f"{visit.log.origin}   {visit.log.size:,} entries: {outcome}"))
         for line in text.finding_lines(visit.findings):
@@ -396,13 +403,13 @@ def _witness_of(key_file: Path, known: Sequence[VerifierKey]) -> NoteSigner:
 def draft(logs: Sequence[Path], root_key: Path | None, document: str, output: Path) -> None:
     """Draft a document from logs: record of processing, impact assessment (dpia) or technical documentation."""
     from security.audit import drafts
-    from security.audit.agreement import keys_for
+    from security.audit.agreement import keys_of
     from security.audit.compare import cross
     from security.clock import SystemClock
 
     if output.suffix != ".html":
         raise ConfigError("a draft is .html", where=str(output))
-    result = cross(logs, {path: keys_for(path, root_key) for path in logs})
+    result = cross(logs, keys_of(logs, root_key))
     page = drafts.draft(result, document, checked_ms=SystemClock().now_ms())
     output.write_text(page, encoding="utf-8")
     sentences, blanks = page.count("<cite>"), page.count('class="blank"')

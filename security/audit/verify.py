@@ -109,7 +109,7 @@ def verify(path: Path, keys: Keys, held: Sequence[HeldCheckpoint] = ()) -> Verif
     _check_manifest(folder, scan, findings)
     _check_counted(genesis, scan, findings)
     check_epochs(checkpoints, scan.rotations, findings)
-    check_ml_dsa(signed, lambda seq: _roster_at(scan, seq), agreements, findings)
+    check_ml_dsa(signed, lambda seq: _roster_at(scan, seq), keys, findings)
     _check_chain_length(chain, scan, findings)
     _check_coverage(checkpoints, scan, findings)
     _check_times(checkpoints, scan, agreements.observers, findings)
@@ -378,7 +378,7 @@ def _check_evidence(folder: LogFolder, agreements: Agreements, findings: Finding
         name = f"evidence/{path.name[:80]}"
         try:
             fork = Fork.parse(path.read_bytes())
-            verify_fork(fork, agreements)
+            verify_fork(fork, agreements.vouched)
         except ToolkitError as error:
             findings.add("EvidenceInvalid", f"{name}: {error.message}")
         else:

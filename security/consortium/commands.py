@@ -23,6 +23,7 @@ from security.identity import keystore, pki
 from security.identity.fingerprints import grouped, phrase, same_fingerprint
 from security.identity.request import EnrolmentRequest, read_file
 from security.identity.rules import open_manifest
+from security.identity.second_signature import check_root_key, key_in
 from security.identity.token import named_token, token_option
 
 PASSPHRASE_VARIABLE = "LAZARET_PASSPHRASE"
@@ -388,9 +389,15 @@ def show(manifest_path: Path | None, root_path: Path | None, tensors: bool, fold
         emit(summary) if as_json else showing.print_authority(_console(), summary)
         return
     root_path = root_path or folder / "root.pem"
-    root = pki.read_certificate(read_file(root_path), str(root_path))
+    pem = read_file(root_path)
+    root = pki.read_certificate(pem, str(root_path))
     manifest = open_manifest(read_file(manifest_path), root, now_ms=now, where=str(manifest_path))
+    second = key_in(pem, str(root_path))
+    check_root_key(manifest, second)
     summary = showing.manifest_summary(manifest, now)
+    if manifest.root_ml_dsa is not None and second is None:
+        note = "has no ML-DSA key, so that of the manifest itself was taken; ask for the newest root.pem"
+        summary["warnings"].append(f"{root_path} {note}")
     blocks = manifest.aggregation.layout.to_dict()["blocks"] if tensors else None
     if as_json:
         emit(summary | ({"tensors": blocks} if blocks else {}))

@@ -78,6 +78,7 @@ class AggregationPolicy:
     :param vote: sites vote on each model before anybody trains on it (section 10, "Votes").
     :param undrawn: the manifest asks for groups, and not all sites have opened their secrets for the draw: no cohort.
     :param expires_ms: until when the manifest holds; afterwards a site sends nothing under it.
+    :param scorers: the sites that add a score to the sum; all others add zeros to those slots.
     """
 
     federation: str
@@ -106,6 +107,7 @@ class AggregationPolicy:
     groups: Groups | None = None
     undrawn: bool = False
     vote: bool = False
+    scorers: frozenset[str] = frozenset()
     _by_site: dict[str, RosterEntry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -290,6 +292,7 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
         groups=groups_of(numbers),
         undrawn=numbers.groups is not None and not numbers.groups.secrets,
         vote=audit.vote_drop is not None,
+        scorers=frozenset(member.id for member in manifest.roster if manifest.scored(member.id)),
     )
 
 

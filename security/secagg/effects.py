@@ -141,10 +141,12 @@ class Isolated:
     """A combination of sums shows this site alone, under the changes of the others (docs/threat-model.md).
 
     :ivar leverage: how well: 1 over the norm of the combination; more is worse.
+    :ivar what: its `update`, or its `score`.
     """
 
     round: int
     leverage: float
+    what: str = "update"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A38: a colluding site and the coordinator want another hospital's validation score, out of the sums of scores.
 
 With few consenting sites the sum and what the attackers know leave one solution; on one model, two sums over other
-sites leave the difference. Each rule has its twin: with it off, the score is solved exactly.
+sites leave the difference. Each rule has its twin: with it off, the score is solved exactly. Over rounds nothing but
+differential privacy bounds it, and a site warns of cohorts that change by one consenting site among others.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from security.crypto.prg import Words
 from security.identity import rules
 from security.identity.manifest import Manifest
 from security.secagg import fixed_point
+from security.secagg.effects import Isolated
 from security.secagg.layout import HITS, LOSS, SCORE, SCORED, SQUARES, Layout
+from security.secagg.site import differences
 from security.secagg.site.journal import NewestResult, score_due
+from tests.support import evil
 from tests.support.consortium_world import PLAN, World
 from tests.support.secagg_world import federation, small_layout
 
@@ -145,3 +149,43 @@ def test_the_difference_of_two_sums_on_one_model_is_a_score_twin() -> None:
     # With the rule no site adds a score in the second round on this model.
     assert not score_due(head(), 6)
     assert fixed_point.decode_scores(layout, summed(layout, {}, silent=[*scores, *silent], out=left)) is None
+
+
+def chosen_cohorts() -> tuple[evil.EvilCoordinator, float]:
+    """The victim comes and goes together with three sites that do not consent: one may collude, and the other two hide
+    the victim's update. Returns what the attackers take for its score."""
+    run = evil.evil(10, c=1, layout=with_slots(small_layout(10, weight_cap=1)), scorers=evil.names(10)[:7])
+    generator, found = np.random.default_rng(7), list[tuple[bool, int]]()
+    empty = np.zeros(run.policy.layout.state_words, dtype=np.float32)
+    for away in (False, False, True, False, True):
+        updates = {}
+        for number, name in enumerate(run.sites):
+            if away and (name == evil.VICTIM or number in (7, 8, 9)):
+                continue
+            score = 40 + number + int(generator.integers(-1, 2)) if name in run.policy.scorers else None
+            moved = empty + np.float32(0.01 * len(found))
+            updates[name] = fixed_point.encode(run.policy.layout, moved, weight=1, score=score).words
+        scores = fixed_point.decode_scores(run.policy.layout, run.run_round(updates).total)
+        assert scores is not None
+        found.append((away, scores.total))
+    means = [np.mean([total for gone, total in found[1:] if gone is away]) for away in (False, True)]
+    return run, float(means[0] - means[1])
+
+
+def score_alarms(run: evil.EvilCoordinator, name: str) -> list[str]:
+    return [effect.what for effect in run.noted.get(name, []) if isinstance(effect, Isolated)]
+
+
+def test_a_site_warns_of_cohorts_that_show_its_score() -> None:
+    run, found = chosen_cohorts()
+    assert abs(found - 40) <= 4, "only differential privacy bounds this"
+    assert "score" in score_alarms(run, evil.VICTIM) and "update" not in score_alarms(run, evil.VICTIM)
+    assert not score_alarms(run, "site-03"), "those that are in every sum hide each other"
+    assert not score_alarms(run, "site-08"), "it adds no score"
+
+
+def test_a_site_warns_of_cohorts_that_show_its_score_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twin: all sites of a sum are counted, also those whose scores are zeros."""
+    monkeypatch.setattr(differences, "score_exposure", differences.exposure)
+    run, found = chosen_cohorts()
+    assert abs(found - 40) <= 4 and not score_alarms(run, evil.VICTIM)

@@ -34,13 +34,15 @@ least_gain = 0.03
 # The mean of each model, by its round: the third is better than the second, but by too little.
 MEANS = {1: 0.5, 2: 0.7, 3: 0.71, 4: 0.4, 5: 0.9}
 PLAIN: dict[int, list[int]] = {}
+PLACES: dict[int, int] = {}  # of learners, in the order in which they are first asked
 
 
 class Rated(Counting):
     """A learner whose model does better in some rounds, and at each site a little differently."""
 
     def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
-        own = MEANS[round_number] + hashlib.sha256(f"{id(self)} {round_number}".encode()).digest()[0] / 255 / 50
+        place = PLACES.setdefault(id(self), len(PLACES))
+        own = MEANS[round_number] + hashlib.sha256(f"{place} {round_number}".encode()).digest()[0] / 255 / 50
         if round_number not in self.evaluated:
             PLAIN.setdefault(round_number, []).append(on_grid(own))
         figures = {"bacc": own, "bauc": own, "loss": 1.0, "images": 9}
@@ -57,6 +59,7 @@ def told(federation: WholeFederation) -> tuple[dict[str, Any], str]:
 
 def test_the_best_round_is_found_kept_and_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     PLAIN.clear()
+    PLACES.clear()
     monkeypatch.setattr(WholeFederation, "learner_type", Rated)
     with whole_federation(tmp_path, rounds=20, policy=policy_table(share_scores="true"), more=PLAN) as federation:
         federation.start_all()

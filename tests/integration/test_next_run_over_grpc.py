@@ -1,39 +1,64 @@
-"""Agents and coordinator go from run to run over mTLS: the same processes, no file copied, and a clean audit."""
+"""Agents and coordinator go from run to run over mTLS: the same processes, no file copied, and a clean audit. The first
+run has scores, and its best model is exported.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from coordinator.cli import cli as coordinator_command
+from coordinator.database import FILE
+from coordinator.round_history import ReadOnlyHistory
 from coordinator.status import overview
 from scripts.local_federation.known_updates import write_numbers
 from scripts.local_federation.setup import Grounds, command
-from security.audit.agreement import keys_for
+from security.audit.agreement import keys_of
 from security.audit.compare import cross
 from security.log.reader import LogReader
 from tests.support.federation import WAIT, WORDS, NumberFederation
 
 pytestmark = pytest.mark.timeout(300)
 
+# All four sites are in every sum of scores. An export describes the images that a model takes.
+SCORES = '[scores]\nsites = ["site0", "site1", "site2", "site3"]\n'
+IMAGES = '"model.image_size" = 32\n"model.in_channels" = 3\n'
+
 
 def publish_second(federation: NumberFederation) -> Grounds:
     """The consortium gives manifest and model of run 2 to the operator alone."""
     first = federation.grounds
-    second = replace(first, plan=first.plan.replace('"run-1"', '"run-2"'), initial=first.folder / "second.safetensors")
+    plan = first.plan.replace('"run-1"', '"run-2"').replace(SCORES, "")
+    second = replace(first, plan=plan, initial=first.folder / "second.safetensors")
     write_numbers(second.initial, WORDS + 6000)  # another layout, too
     second.publish()
     return second
 
 
-def test_three_agents_and_a_coordinator_go_from_run_1_to_run_2_over_grpc(tmp_path: Path) -> None:
+def export_best(federation: NumberFederation, target: Path) -> None:
+    """`coordinator export --best`, beside the running coordinator, of the first model: all were scored alike."""
+    home = federation.grounds.coordinator
+    said = command(coordinator_command, "export", target, "--best", "--json", "--config", home / "coordinator.toml")
+    written = json.loads(said)
+    assert written["round"] == 1 and json.loads(target.with_suffix(".json").read_text())["round"] == 1
+    with ReadOnlyHistory(home / "state" / FILE) as history:
+        found = history.scores()
+    assert found[1].count == 4 and found[1].mean == Fraction(51, 64), "0.8 on the grid, at each site"
+
+
+def test_four_agents_and_a_coordinator_go_from_run_1_to_run_2_over_grpc(tmp_path: Path) -> None:
     """Run 2 waits in the coordinator's queue, the operator ends run 1 early, and nothing is started again."""
-    federation = NumberFederation(tmp_path, sites=3, rounds=400, policy='accept_runs = "within_policy"')
+    numbers = "colluders = 0\nleast_survivors = 4\n" + SCORES
+    policy = 'accept_runs = "within_policy"\nshare_scores = true'
+    federation = NumberFederation(tmp_path, rounds=400, aggregation=numbers, settings=IMAGES, policy=policy)
     config = federation.grounds.coordinator / "coordinator.toml"
     with federation.running():
-        federation.wait_checked(1)
+        federation.wait_checked(2)
+        export_best(federation, tmp_path / "best.safetensors")
         processes = {party.name: party.pid for party in federation.parties}
         federation.grounds = publish_second(federation)
         grounds = federation.grounds
@@ -44,7 +69,7 @@ def test_three_agents_and_a_coordinator_go_from_run_1_to_run_2_over_grpc(tmp_pat
         federation.coordinator.wait_for("the sum of round 1 is checked", seconds=2 * WAIT, times=2)
         assert {party.name: party.pid for party in federation.parties} == processes
     survivors = [len(survivors) for _, survivors in federation.check_sums()]
-    assert survivors and survivors[0] == 3
+    assert survivors and survivors[0] == 4
     for name in federation.sites:
         home = grounds.site(name)
         assert (home / "initial.safetensors").read_bytes() != grounds.initial.read_bytes()
@@ -54,6 +79,5 @@ def test_three_agents_and_a_coordinator_go_from_run_1_to_run_2_over_grpc(tmp_pat
         (accepted,) = log.checked("run.accepted")
         assert accepted.body["fetched"] and accepted.body["by"] == "policy" and accepted.run == "run-2"
         assert len(list(log.checked("run.stopped"))) == 1
-    keys = {path: keys_for(path, grounds.consortium / "root.pem") for path in grounds.logs}
-    crossed = cross(grounds.logs, keys)
+    crossed = cross(grounds.logs, keys_of(grounds.logs, grounds.consortium / "root.pem"))
     assert [finding for finding in crossed.findings if finding.severity.value != "note"] == []

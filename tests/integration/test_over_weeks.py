@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.cli import cli as coordinator_command
 from coordinator.phases import RunPhase
+from lazaret.control import NowFile
 from lazaret.errors import CertificateNameMismatch, ConfigError
 from scripts.local_federation.setup import command
 from security.audit.agreement import keys_for
@@ -156,7 +157,9 @@ def test_a_sum_is_checked_although_a_site_left_before_that(federation: WholeFede
     federation.manifest = federation.world.publish()
     federation.kill("vienna")
     federation.deaf.clear()
-    federation.adopt_at_hub()
+    federation.kill_hub()
+    joined_by_command(federation, "--unchecked")
+    federation.start_hub()
     federation.run_rounds(2)
     assert federation.survivors() == [set(SITES), *[set(SITES) - {"vienna"}] * 2]
 
@@ -253,6 +256,48 @@ def test_a_manifest_waits_for_the_check_of_the_newest_sum(federation: WholeFeder
     federation.run_rounds(1)
 
 
+def test_a_manifest_that_came_beside_a_running_coordinator_waits_too(federation: WholeFederation) -> None:
+    """It runs, or says so: `join` lets the manifest in. Then the coordinator is killed before its sum is checked. With
+    the manifest that the privacy log still has, it starts, has the sum checked, and takes the newer one afterwards."""
+    federation.start_all()
+    federation.run_rounds(1)
+    federation.deaf = {(site, Ack) for site in SITES}
+    federation.run(lambda: federation.published == 2)
+    renewed(federation, "graz", new_keys=False)
+    state, identity = federation.folder / "hub-state", federation.world.identity("hub")
+    now = federation.clock.now_ms()
+    NowFile(state).beat({}, now_ms=now, mono_ms=0)
+    joined_by_command(federation)
+    federation.kill_hub()
+    with pytest.raises(ConfigError, match="the sum of round 2 is not checked, and was made under another manifest"):
+        federation.start_hub()
+    newer = identity.manifest_path.read_bytes()
+    identity.manifest_path.write_bytes((state / "log" / "manifest.json").read_bytes())
+    federation.deaf.clear()
+    federation.start_hub()
+    federation.run(lambda: not federation.engine.auditing)
+    federation.kill_hub()
+    identity.manifest_path.write_bytes(newer)
+    federation.start_hub()
+    federation.run_rounds(1)
+
+
+def test_certificates_alone_are_installed_at_any_time(federation: WholeFederation) -> None:
+    """An answer without a manifest changes nothing that a sum depends on."""
+    federation.start_all()
+    federation.deaf = {(site, Ack) for site in SITES}
+    federation.run(lambda: federation.published == 1)
+    federation.kill_hub()
+    world = federation.world
+    request = world.identity("hub").renew(next(one.subject for one in world.authority.members() if one.member == "hub"))
+    world.authority.renew(world.key, "hub", request, now_ms=world.now, days=365)
+    hub = federation.folder / "coordinator.toml"
+    hub.write_text('identity = "hub"\nstate = "hub-state"\nlisten = "127.0.0.1:1"\ninitial_model = "m"\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("coordinator.commands.SystemClock", lambda: federation.clock)
+        command(coordinator_command, "join", world.authority.answer_path("hub"), "--config", hub)
+
+
 def test_a_manifest_can_be_installed_before_the_check_all_the_same(federation: WholeFederation) -> None:
     federation.start_all()
     federation.deaf = {(site, Ack) for site in SITES}
@@ -261,6 +306,7 @@ def test_a_manifest_can_be_installed_before_the_check_all_the_same(federation: W
     federation.kill_hub()
     joined_by_command(federation, "--unchecked")
     assert federation.world.identity("hub").manifest_path.read_bytes() == federation.world.published()
+    federation.start_hub()
 
 
 def test_a_second_run_goes_on_in_the_same_logs(federation: WholeFederation) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.local_federation.known_updates import sees_no_image
-from security.audit.agreement import AgreedRules, Keys, agreement_of, keys_for
+from security.audit.agreement import AgreedRules, Keys, agreement_of, keys_for, keys_of
 from security.clock import ManualClock
 from security.crypto.ring import FRAME_BYTES
 from security.dp.accountant import added
@@ -148,8 +148,11 @@ class Federation:
 
     # Membership changes
 
-    def adopt(self, data: bytes, manifest: Manifest) -> None:
-        """Everybody still listed takes over a newer manifest; who joined begins a log, who left goes on as it was."""
+    def adopt(self, data: bytes, manifest: Manifest, skipped_by: Sequence[str] = ()) -> None:
+        """Everybody still listed takes over a newer manifest; who joined begins a log, who left goes on as it was.
+
+        :param skipped_by: who is not reached by this version, and takes over a later one.
+        """
         self.roster, self.manifest = audit_roster(manifest), data
         self.rules = agreement_of(manifest, "").rules
         assert self.rules is not None and self.world is not None
@@ -161,6 +164,8 @@ class Federation:
             self.gone.append(member)
         for party in self.roster.parties:
             self.clock.advance(10)
+            if party.name in skipped_by:
+                continue
             if party.name in self.members:
                 self.members[party.name].log.adopt_manifest(data, manifest.version, self.roster)
             else:
@@ -169,11 +174,11 @@ class Federation:
                 self._begin(self.members[party.name])
         self.members = {party.name: self.members[party.name] for party in self.roster.parties}
 
-    def republish(self) -> Manifest:
+    def republish(self, skipped_by: Sequence[str] = ()) -> Manifest:
         """The consortium signs the next version, and everybody takes it over."""
         assert self.world is not None
         manifest = self.world.publish()
-        self.adopt(self.world.published(), manifest)
+        self.adopt(self.world.published(), manifest, skipped_by)
         return manifest
 
     @property
@@ -205,10 +210,9 @@ class Federation:
     @property
     def keys(self) -> dict[Path, Keys]:
         """The same for each log, from its own folder."""
-        return {
-            path: Keys.bare(self.roster) if self.world is None else keys_for(path, self.root_key)
-            for path in self.folders
-        }
+        if self.world is None:
+            return dict.fromkeys(self.folders, Keys.bare(self.roster))
+        return keys_of(self.folders, self.root_key)
 
     @property
     def destination(self) -> str:

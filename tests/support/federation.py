@@ -18,7 +18,7 @@ from scripts.local_federation.known_updates import number_plan, words_of, write_
 from scripts.local_federation.processes import Party, stop_all, wait_until
 from scripts.local_federation.setup import HOST, Grounds
 from scripts.local_federation.sums import follows, is_exact, manifest_at, read_published
-from security.audit.agreement import keys_for
+from security.audit.agreement import keys_of
 from security.audit.compare import Crossed, cross
 from security.identity.initial_model import pinned_model
 from security.identity.membership import groups_of
@@ -44,6 +44,7 @@ class NumberFederation:
         unwitnessed: int = 20,  # who is killed again and again is witnessed late, the later the busier the machine is
         grace: float = 1.0,
         aggregation: str = "",
+        settings: str = "",
         votes: bool = False,
         policy: str = "",
         train: int = 30,
@@ -54,7 +55,7 @@ class NumberFederation:
         write_numbers(initial, words)
         self.grounds = Grounds(
             folder=folder,
-            plan=number_plan(rounds, train=train, message=3, upload=4, aggregation=aggregation)
+            plan=number_plan(rounds, train=train, message=3, upload=4, aggregation=aggregation, settings=settings)
             + f'[audit]\nmode = "{audit}"\nmax_rounds_unwitnessed = {unwitnessed}\n'
             + ("strict = true\nvote_drop = 0.05\n" if votes else ""),
             sources={f"site{number}": "generated" for number in range(sites)},
@@ -121,7 +122,7 @@ class NumberFederation:
     def check_logs(self) -> Crossed:
         """All logs, each and against each other. A process that is killed takes its kernel's count with it."""
         logs, root = self.grounds.logs, self.grounds.consortium / "root.pem"
-        crossed = cross(logs, {path: keys_for(path, root) for path in logs})
+        crossed = cross(logs, keys_of(logs, root))
         assert weighty(crossed.findings) <= {"CounterCoverage"}, crossed.findings
         return crossed
 

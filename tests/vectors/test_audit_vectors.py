@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from reference import audit_evidence, audit_formats
 from reference.audit_verifier import Verifier
 
-from security.audit.agreement import keys_for
+from security.audit.agreement import keys_for, keys_of
 from security.audit.compare import cross
 from security.audit.proof import prove
 from security.audit.verify import verify
@@ -35,8 +35,9 @@ from tests.attacks.audit.test_audit_fuzz import _fuzz
 from tests.attacks.audit.test_audit_fuzz import changed as changed  # a fixture
 from tests.attacks.audit.test_audit_hostile import HOSTILE
 from tests.attacks.audit.test_audit_membership import less_isolated as less_isolated  # a fixture
+from tests.attacks.audit.test_audit_second_signature import alone, forged_log, unadopted, with_forged_manifest
 from tests.attacks.audit.test_audit_second_signature import federation as federation  # a fixture
-from tests.attacks.audit.test_audit_second_signature import forged_log, unadopted, with_forged_manifest
+from tests.attacks.audit.test_audit_second_signature import skipping as skipping  # a fixture
 from tests.support.audit_logs import Federation
 
 HERE = Path(__file__).parent
@@ -265,7 +266,12 @@ def test_proof_is_checked_by_both(vectors: Path) -> None:
 # Two signatures
 
 
-@pytest.mark.parametrize("made", [None, forged_log, unadopted, with_forged_manifest])
+def unadopted_alone(federation: Federation, path: Path) -> Path:
+    """The log ends before version 2, and does not have it."""
+    return alone(unadopted(federation, path))
+
+
+@pytest.mark.parametrize("made", [None, forged_log, unadopted, unadopted_alone, with_forged_manifest])
 def test_both_verifiers_ask_for_the_second_signature(federation: Federation, tmp_path: Path, made: Any) -> None:
     """With the root's ML-DSA key, which is after the certificate in root.pem, and without it."""
     path = federation.members["graz"].folder if made is None else made(federation, tmp_path / "graz")
@@ -273,7 +279,17 @@ def test_both_verifiers_ask_for_the_second_signature(federation: Federation, tmp
     second = serialization.load_pem_public_key(b"-----BEGIN PUBLIC" + root.read_bytes().split(b"-----BEGIN PUBLIC")[1])
     key = second.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw).hex()
     reference = Verifier(path, _root(root), ml_dsa=key)
-    assert verify(path, keys_for(path, root)).exit_code == reference.verdict == (0 if made is None else 1)
-    alone = tmp_path / "root.pem"
-    alone.write_bytes(root.read_bytes().split(b"-----BEGIN PUBLIC")[0])
-    assert verify(path, keys_for(path, alone)).exit_code == Verifier(path, _root(alone)).verdict
+    due = {None: 0, unadopted_alone: 3}.get(made, 1)
+    assert verify(path, keys_for(path, root)).exit_code == reference.verdict == due
+    certificate = tmp_path / "root.pem"
+    certificate.write_bytes(root.read_bytes().split(b"-----BEGIN PUBLIC")[0])
+    assert verify(path, keys_for(path, certificate)).exit_code == Verifier(path, _root(certificate)).verdict
+
+
+def test_both_verifiers_join_manifests_over_a_version_that_was_skipped(skipping: Federation) -> None:
+    path, hub, root = skipping.members["graz"].folder, skipping.hub.folder, skipping.root_key
+    second = serialization.load_pem_public_key(b"-----BEGIN PUBLIC" + root.read_bytes().split(b"-----BEGIN PUBLIC")[1])
+    key = second.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw).hex()
+    assert Verifier(path, _root(root), ml_dsa=key).verdict == verify(path, keys_for(path, root)).exit_code == 3
+    together = verify(path, keys_of([path, hub], root)[path])
+    assert Verifier(path, _root(root), ml_dsa=key, others=[hub]).verdict == together.exit_code == 0

@@ -5,7 +5,8 @@ one. Two tests look at the sets of all sums that a site knows to exist, with the
 known. On one and the same model the updates of two rounds differ only by the randomness of training, so that a set
 which isolates a site is refused, whoever it is. Over rounds updates differ: there the least-norm combination that
 isolates this site says how well the others' changes average out, and an alarm is raised. It is never refused, since one
-honest dropout isolates already. Only differential privacy bounds what is learned in this way.
+honest dropout isolates already. Only differential privacy bounds what is learned in this way. A score hides among the
+scores of the sites that consent, and among nobody else: it has an alarm of its own.
 """
 
 from __future__ import annotations
@@ -97,3 +98,19 @@ def check_same_state_sums(
 def exposure(policy: AggregationPolicy, sums: Sequence[SumSeen], site: str) -> float:
     """The leverage on a site over the sums of several rounds."""
     return leverage([part for seen in sums for part in policy.parts(seen.sites)], site, c=policy.c)
+
+
+def score_exposure(policy: AggregationPolicy, sums: Sequence[SumSeen], site: str) -> float:
+    """The leverage on a site's score: only sites that consent add to those slots, so only they hide it.
+
+    Of the sums on one model the first has its scores (`journal.score_due`). Nobody scores the initial model.
+    """
+    if site not in policy.scorers:
+        return 0.0
+    scored = {seen.state_hash: seen.sites for seen in reversed(sums) if seen.state_hash != policy.initial_state_hash}
+    return leverage([sorted(policy.scorers.intersection(sites)) for sites in scored.values()], site, c=policy.c)
+
+
+def exposures(policy: AggregationPolicy, sums: Sequence[SumSeen], site: str) -> dict[str, float]:
+    """Both, by the word for what is shown."""
+    return {"update": exposure(policy, sums, site), "score": score_exposure(policy, sums, site)}

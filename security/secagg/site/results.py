@@ -217,7 +217,7 @@ class Intake:
             movements_before=known,
         )
         self._before = self.model if policy.vote else None
-        before = differences.exposure(self.core.policy, self.core.journal.sums, self.core.site)
+        before = differences.exposures(self.core.policy, self.core.journal.sums, self.core.site)
         self.model = outcome.state
         # The draft was made before the whole sum was there, without the caps.
         saved = SaveState(state_hash, outcome.state, drafted=successor is not None and good and not outcome.capped)
@@ -233,9 +233,10 @@ class Intake:
                 outcome.state,
             )
         )
-        exposed = differences.exposure(self.core.policy, self.core.journal.sums, self.core.site)
-        if exposed >= differences.ALARM_LEVERAGE and exposed > before:
-            effects.append(Isolated(result.context.round, exposed))
+        exposed = differences.exposures(self.core.policy, self.core.journal.sums, self.core.site)
+        for what, height in exposed.items():
+            if height >= differences.ALARM_LEVERAGE and height > before[what]:
+                effects.append(Isolated(result.context.round, height, what))
         # The answers of this round are not needed any more; what is not in the compacted log is erased (section 9).
         effects.append(self._forget())
         return (*effects, *self._begin_audit(download))

@@ -66,6 +66,17 @@ def _socket(path: Path) -> None:
         os.chdir(there)
 
 
+def _moved(path: Path, elsewhere: Path) -> None:
+    """All that is in it is as it should be. But it is not in the folder."""
+    path.rename(elsewhere)
+    _link(path, str(elsewhere))
+
+
+def _flat(path: Path) -> None:
+    path.rename(path.parent.parent / path.name)
+    path.write_bytes(b"")
+
+
 HOSTILE: dict[str, Callable[[Path], None]] = {
     "FIFO as segment": lambda path: _fifo(path / "segments" / "00000000.jsonl"),
     "FIFO as checkpoint": lambda path: _fifo(path / "checkpoints" / "9999.note"),
@@ -76,6 +87,8 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "link to a device": lambda path: _link(path / "segments" / "00000000.jsonl", "/dev/zero"),
     "link out of the folder": lambda path: _link(path / "cosigned.note", "/etc/hostname"),
     "link as folder": lambda path: ((path / "witness").rename(path / "elsewhere"), _link(path / "witness", "/etc"))[0],
+    "link as folder, to a clean one": lambda path: _moved(path / "witness", path.parent / "witness of another"),
+    "file as folder": lambda path: _flat(path / "epochs"),
     "socket": lambda path: _socket(path / "annex" / "7.json"),
     "sparse segment": lambda path: _sparse(path / "segments" / "00000001.jsonl", 400_000_000),
     "giant segment": lambda path: _sparse(path / "segments" / "00000001.jsonl", 1 << 41),
@@ -236,12 +249,16 @@ def test_genuine_evidence_of_a_fork_counts_twin(federation: Federation, tmp_path
     assert weighty(verify(path, keys_for(path, federation.root_key)).findings) == {"Fork"}
 
 
-def test_forged_held_checkpoint_frames_nobody(federation: Federation, tmp_path: Path) -> None:
-    """A larger checkpoint of linz under a stranger's key: it would say that linz cut its tail."""
+@pytest.mark.parametrize("cosigned", [False, True])
+def test_forged_held_checkpoint_frames_nobody(federation: Federation, tmp_path: Path, cosigned: bool) -> None:
+    """A larger checkpoint of linz under a stranger's key: it would say that linz cut its tail. Also with the genuine
+    cosignature of whoever holds it."""
     path = copied(federation.members["graz"].folder, tmp_path / "graz")
     origin = federation.members["linz"].party.origin
     text = Checkpoint(origin=origin, size=100_000, root=bytes(32)).text
     note = Note(text=text, signatures=(_stranger(origin).sign(text),))
+    if cosigned:
+        note = note.with_signatures(federation.members["graz"].cosigner.cosign(text, NOW // 1000))
     forged = HeldCheckpoint(note=note, endorsements=tuple(LogFolder(federation.members["linz"].folder).endorsements()))
     LogFolder(path).witness_path(origin).write_bytes(forged.encode())
     folders = [path if one.name == "graz" else one for one in federation.folders]

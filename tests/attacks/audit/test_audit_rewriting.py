@@ -16,7 +16,8 @@ from security.audit.compare import cross
 from security.audit.verify import verify
 from security.log import events as ev
 from security.log.keys import EpochKeys
-from security.log.note import checkpoint_of
+from security.log.note import Checkpoint, Note, checkpoint_of
+from security.log.store import LogFolder
 from security.log.witness import Fork, Submission, Witness
 from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, unchecked, weighty
@@ -253,6 +254,22 @@ def test_old_keys_are_gone(lonely: Lonely) -> None:
 
 
 # No seal at all
+
+
+def test_head_under_another_name(lonely: Lonely) -> None:
+    """Its own key signs what is here, and says that it is the log of somebody else: nobody else could hold it to it."""
+    lonely.log.close()
+    folder = LogFolder(lonely.folder)
+    size = folder.checkpoint_sizes()[0]
+    root = checkpoint_of(folder.checkpoint_note(size)).root
+    text = Checkpoint(origin="vienna.lesions/audit", size=size, root=root).text
+    note = Note(text=text, signatures=(lonely.signer(0).sign(text),))
+    folder.checkpoint_path(size).write_bytes(note.encode())
+    assert lonely.codes() == {"BadHead"}
+    honest = Checkpoint(origin=lonely.log.origin, size=size, root=root).text
+    note = Note(text=honest, signatures=(lonely.signer(0).sign(honest),))
+    folder.checkpoint_path(size).write_bytes(note.encode())
+    assert lonely.codes() == set(), "only the name was wrong"
 
 
 def test_unsealed_log(lonely: Lonely) -> None:

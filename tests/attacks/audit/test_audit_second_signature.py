@@ -13,8 +13,8 @@ import pytest
 from lazaret.errors import ManifestRejected, VerificationFailed
 from security.audit import agreement
 from security.audit import verify as verify_module
-from security.audit.agreement import keys_for
-from security.audit.compare import cross
+from security.audit.agreement import keys_for, keys_of
+from security.audit.compare import cross, held_checkpoints
 from security.audit.proof import Proof, check_file, prove
 from security.audit.verify import verify
 from security.identity.manifest import unseal
@@ -101,28 +101,37 @@ def unadopted(federation: Federation, path: Path) -> Path:
     return folder
 
 
+def alone(folder: Path) -> Path:
+    """The folder has no manifest but the one in force at its end."""
+    for file in (folder / "manifests").iterdir():
+        if file.read_bytes() != (folder / "manifest.json").read_bytes():
+            file.unlink()
+    return folder
+
+
 def test_a_log_that_ends_before_the_second_signature_is_not_clean(federation: Federation, tmp_path: Path) -> None:
-    """Whoever forges Ed25519 could have made all of it. With version 2 at hand, its heads lack a signature; without
-    it, nothing vouches for version 1."""
+    """Whoever forges Ed25519 could have made all of it. With version 2 in the folder, its heads lack a signature.
+    Without it the party may have stopped before there was one, and nobody is blamed: also where the folder of another
+    party has version 2, and vouches for version 1."""
     path = unadopted(federation, tmp_path / "graz")
     found = verify(path, keys_for(path, federation.root_key)).findings
     assert "BadSignature" in weighty(found)
-    for file in (path / "manifests").iterdir():
-        if file.read_bytes() != (path / "manifest.json").read_bytes():
-            file.unlink()
-    assert "ManifestRejected" in weighty(verify(path, keys_for(path, federation.root_key)).findings)
+    by_itself = verify(alone(path), keys_for(path, federation.root_key))
+    assert "OneSignature" in weighty(by_itself.findings)
+    assert not weighty(by_itself.findings) & {"BadSignature", "ManifestRejected"}
+    keys = keys_of([path, federation.hub.folder], federation.root_key)[path]
+    assert keys.agreements.problems == () and [one.version for one in keys.agreements.vouched.versions] == [1]
+    assert "OneSignature" in weighty(verify(path, keys).findings)
 
 
 def test_a_log_that_ends_before_the_second_signature_is_not_clean_twin(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = unadopted(federation, tmp_path / "graz")
-    for file in (path / "manifests").iterdir():
-        if file.read_bytes() != (path / "manifest.json").read_bytes():
-            file.unlink()
+    path = alone(unadopted(federation, tmp_path / "graz"))
     monkeypatch.setattr(agreement, "unvouched", lambda *_: [])
+    monkeypatch.setattr(verify_module, "check_ml_dsa", lambda *_: None)
     found = weighty(verify(path, keys_for(path, federation.root_key)).findings)
-    assert not found & {"BadSignature", "ManifestRejected"}
+    assert not found & {"BadSignature", "ManifestRejected", "OneSignature"}
 
 
 def with_forged_manifest(federation: Federation, path: Path) -> Path:
@@ -155,7 +164,8 @@ def test_a_forged_manifest_is_no_manifest(federation: Federation, tmp_path: Path
         root = tmp_path / "root.pem"
         root.write_text(federation.root_key.read_text().split("-----BEGIN PUBLIC")[0])
     keys = keys_for(path, root)
-    assert [one.code for one in keys.agreements.problems] == ["ManifestRejected"]
+    codes = ["ManifestRejected"] if brought else ["ManifestRejected", "SecondKeyNotPinned"]
+    assert [one.code for one in keys.agreements.problems] == codes
     assert [one.version for one in keys.agreements.versions] == [1, 2]
 
 
@@ -187,3 +197,79 @@ def test_a_proof_needs_both_signatures(federation: Federation, tmp_path: Path) -
     party = federation.roster.by_name["graz"]
     assert party.ml_dsa is not None and party.ml_dsa.kind is KeyType.ML_DSA
     assert forger.check(party.root)["seq"] == 1, "twin: without the second key it is believed"
+
+
+def test_a_root_without_the_second_key_is_noted(federation: Federation, tmp_path: Path) -> None:
+    """The audit is clean: the certificate pins everything but the ML-DSA key, which the manifests themselves name."""
+    path, root = federation.members["graz"].folder, tmp_path / "root.pem"
+    root.write_text(federation.root_key.read_text().split("-----BEGIN PUBLIC")[0])
+    found = verify(path, keys_for(path, root))
+    assert "SecondKeyNotPinned" in {one.code for one in found.findings} and found.exit_code == 0
+    pinned = verify(path, keys_for(path, federation.root_key)).findings
+    assert "SecondKeyNotPinned" not in {one.code for one in pinned}
+
+
+# A site that was away when a version came
+
+
+@pytest.fixture(scope="module")
+def skipping(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Version 2 does not reach graz. Version 3 has the second signature."""
+    folder = tmp_path_factory.mktemp("skipping")
+    made = Federation.from_world(World.make(folder / "world"), folder / "logs", dp_sites=())
+    assert made.world is not None
+    made.play(1)
+    made.republish(skipped_by=("graz",))
+    made.world.turn_on_ml_dsa()
+    made.republish()
+    made.play(1)
+    made.stop()
+    return made
+
+
+def test_a_site_that_skipped_a_version_is_not_blamed(skipping: Federation) -> None:
+    """Among all folders version 2 vouches for version 1. By itself the log is neither clean nor wrong."""
+    together = cross(skipping.folders, skipping.keys)
+    assert weighty(together.findings) == set() and together.exit_code == 0
+    path = skipping.members["graz"].folder
+    by_itself = verify(path, keys_for(path, skipping.root_key))
+    assert weighty(by_itself.findings) == {"OneSignature"} and by_itself.exit_code == 3
+
+
+def with_forged_first(federation: Federation, name: str, path: Path) -> Path:
+    """Another version 1 lies in a folder, under the forger's ECDSA signature."""
+    folder = copied(federation.members[name].folder, path)
+    assert federation.world is not None
+    manifests = (unseal(file.read_bytes())[0] for file in (folder / "manifests").iterdir())
+    first = next(one for one in manifests if one.version == 1)
+    data = federation.world.signed(first.model_copy(update={"issued_at_ms": first.issued_at_ms + 1}))
+    LogFolder(folder).manifest_path(sha256(data).hexdigest()).write_bytes(data)
+    return folder
+
+
+def test_a_forged_older_version_is_found_beside_the_others(skipping: Federation, tmp_path: Path) -> None:
+    """Where the version after it is here, which names another one. Graz lacks it, and nobody can tell by graz alone."""
+    path = with_forged_first(skipping, "graz", tmp_path / "graz")
+    by_itself = keys_for(path, skipping.root_key).agreements
+    assert {one.code for one in by_itself.problems} == {"OneSignature"} and len(by_itself.unvouched) == 2
+    beside = keys_of([path, skipping.hub.folder], skipping.root_key)
+    assert [one.code for one in beside[path].agreements.problems] == ["ManifestRejected"]
+    assert [one.version for one in beside[path].agreements.versions] == [1, 3]
+    assert beside[skipping.hub.folder].agreements.problems == (), "the forger's file does not touch another folder"
+
+
+def test_a_forged_older_version_is_found_beside_the_others_twin(
+    skipping: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "unvouched", lambda *_: [])
+    path = with_forged_first(skipping, "graz", tmp_path / "graz")
+    beside = keys_of([path, skipping.hub.folder], skipping.root_key)
+    assert [one.version for one in beside[path].agreements.versions] == [1, 1, 3]
+
+
+def test_keys_that_nothing_vouches_for_speak_against_nobody(federation: Federation, tmp_path: Path) -> None:
+    """Heads that a folder holds of other logs count as evidence under a manifest that a forger could not have made."""
+    path = alone(unadopted(federation, tmp_path / "graz"))
+    agreed = keys_for(path, federation.root_key).agreements
+    assert held_checkpoints([path], agreed.vouched) == {}
+    assert held_checkpoints([path], agreed) != {}, "twin: they count under any manifest in the folder"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -341,3 +343,27 @@ def test_a_site_that_is_there_and_does_not_acknowledge_keeps_nobody_waiting(tmp_
                 world.do_coordinator(world.engine.tick())
         assert not world.engine.unchecked
         world.storage.close()
+
+
+def test_who_is_not_listed_any_more_when_a_round_ends_is_not_asked(tmp_path):
+    """Its certificate ends while it would train: no site would take the sum."""
+    world = EngineWorld(tmp_path)
+    engine, policy = world.engine, world.engine.core.policy
+    later = replace(policy, revoked=frozenset({policy.entry("site1").cert}))
+    engine.policy_at = lambda _: later
+    assert engine.able_until() == set(world.names)
+    assert engine.able_until(1000) == set(world.names) - {"site1"}
+    world.kill_coordinator()
+
+
+def test_nobody_is_asked_under_a_manifest_that_ends_before_the_round(tmp_path):
+    world = EngineWorld(tmp_path)
+    engine = world.engine
+    ending = replace(engine.core.policy, expires_ms=world.clock.now_ms() + 500)
+    engine.policy_at = lambda _: ending
+    assert engine.able_until() == set(world.names) == engine.able_until(400)
+    assert engine.able_until(500) == set()
+    gone = replace(engine.core.policy, revoked=frozenset({engine.core.policy.coordinator.cert}))
+    engine.policy_at = lambda _: gone
+    assert engine.able_until(1) == set(), "no site follows a coordinator without a certificate"
+    world.kill_coordinator()

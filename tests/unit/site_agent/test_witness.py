@@ -27,3 +27,12 @@ def test_an_observers_signature_is_kept_and_nothing_is_offered_to_it(tmp_path: P
     assert agent.session.phase == "live"
     assert [entry["cosigner"] for entry in world.entries("graz", "cosigned")] == [OBSERVER.key.name]
     assert list(agent.witnessing.last_head()) == []
+
+
+def test_the_last_head_is_offered_to_those_who_are_still_listed(tmp_path: Path) -> None:
+    """A name that is on no roster any more is in no message."""
+    world = SiteWorld(tmp_path)
+    world.start_all()
+    witnessing = world.agents["graz"].witnessing
+    witnessing._held = {"linz": 0, "left": 0}
+    assert [head.witness for head in witnessing.last_head()] == ["linz"]

@@ -8,7 +8,7 @@ it holds a log in memory. It does not recompute epsilon (docs/spec/differential-
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -100,7 +100,13 @@ def hostile(folder: Path) -> Iterator[str]:
 class Verifier:
     """One log. `wrong` and `open` say what was found."""
 
-    def __init__(self, folder: Path, root: x509.Certificate | None = None, ml_dsa: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        root: x509.Certificate | None = None,
+        ml_dsa: str | None = None,
+        others: Sequence[Path] = (),
+    ) -> None:
         self.folder = folder
         self.wrong: list[str] = []
         self.open: list[str] = []
@@ -116,7 +122,9 @@ class Verifier:
             self.open.append("there is no log")
             return
         self._manifests(root)
-        self._vouched(ml_dsa)
+        self.brought = ml_dsa is not None
+        beside = [Agreed(path.read_bytes(), root) for other in others for path in (other / "manifests").iterdir()]
+        self._vouched(ml_dsa, beside)
         self.lines = list(self._lines())
         self._parse()
         self.origin: str = self.entries[0]["origin"] if self.entries else folder.name
@@ -167,15 +175,21 @@ class Verifier:
         self._note(len(versions) == len(set(versions)), "two manifests of one version")
         self.agreed = dict(sorted(self.agreed.items(), key=lambda item: item[1].version))
 
-    def _vouched(self, known: str | None) -> None:
+    def _vouched(self, known: str | None, beside: Sequence[Agreed]) -> None:
         """Versions without the root's ML-DSA signature count before the first one that has it, if the auditor does
-        not have the key; and where the next version that counts has their digest."""
+        not have the key; and where the next version that counts, in any folder, has their digest."""
         first = next((one for one in self.agreed.values() if one.root_ml_dsa is not None), None)
         key = known or (first.root_ml_dsa if first else None)
-        named = set()
-        for digest, one in reversed([*self.agreed.items()]):
-            if one.root_ml_dsa == key or one.content.hex() in named:
+        named, lowest = set(), 1 << 62
+        for one in sorted([*self.agreed.values(), *beside], key=lambda one: one.version, reverse=True):
+            if key is not None and (one.root_ml_dsa == key or one.content.hex() in named):
                 named.add(one.value["previous"])
+                lowest = min(lowest, one.version - 1 if one.value["previous"] else one.version)
+        for digest, one in [*self.agreed.items()]:
+            if key is None or one.root_ml_dsa == key or one.content.hex() in named:
+                continue
+            if known and one.root_ml_dsa is None and one.version < lowest:
+                self.open.append(f"version {one.version} may be under the root's ML-DSA key, or not")
             elif known or (first and one.version >= first.version):
                 self.wrong.append(f"version {one.version} is not under the root's ML-DSA key")
                 del self.agreed[digest]
@@ -270,6 +284,8 @@ class Verifier:
             if due is None and second and size == max(self.heads):
                 due = second[-1]
             self._note(due is None or due in head.note.signers(self.keys), f"checkpoint {size} has one signature")
+        if self.brought and not second:
+            self.open.append("the log ends before the second signature")
         cosigned = self.folder / "cosigned.note"
         if cosigned.exists():
             handed = self._head(cosigned.read_bytes())

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lazaret.errors import ToolkitError
-from security.audit.agreement import agreement_of
+from lazaret.errors import ManifestRejected, ToolkitError
+from security.audit.agreement import agreement_of, keys_for, open_signed
 from security.identity.manifest import Manifest
+from security.log.store import LogFolder
 from tests.support.consortium_world import PLAN, PRIVACY, SHARED_NOISE, World
 
 WRONG: tuple[Any, ...] = (None, 0, True, 10**15, "", "nan", "0.5", [], {})
@@ -24,6 +26,30 @@ def test_shared_noise_is_read_at_the_noise_that_the_manifest_asks_for(tmp_path: 
     rules = agreement_of(world.publish(), "00").rules
     assert rules is not None and rules.privacy is not None and rules.privacy.noise_floor == 0.8
     assert rules.privacy.shared is not None and rules.privacy.shared.honest == 2 and rules.privacy.steps == 1
+
+
+@pytest.mark.parametrize("name", ["0" * 64, "f" * 64])
+def test_a_manifest_lies_under_the_digest_of_its_file(tmp_path: Path, name: str) -> None:
+    """Entries name it by that digest. A copy under another name is nobody's work, wherever it comes in the order."""
+    world = World.make(tmp_path / "world")
+    world.publish()
+    data, folder = world.published(), LogFolder(tmp_path / "log")
+    folder.manifests.mkdir(parents=True)
+    folder.manifest_path(sha256(data).hexdigest()).write_bytes(data)
+    root = world.authority.folder / "root.pem"
+    assert keys_for(folder.path, root).agreements.problems == ()
+    folder.manifest_path(name).write_bytes(data)
+    agreements = keys_for(folder.path, root).agreements
+    assert [one.code for one in agreements.problems] == ["ManifestRejected"] and len(agreements.versions) == 1
+
+
+def test_a_manifest_of_another_federation_is_not_taken(tmp_path: Path) -> None:
+    """Under the same root: two consortia may have been given one key."""
+    world = World.make(tmp_path)
+    other = world.publish().model_copy(update={"federation": "ct-scans"})
+    with pytest.raises(ManifestRejected, match="another federation"):
+        open_signed(world.signed(other), world.authority.root, "manifest.json")
+    assert open_signed(world.signed(other), None, "manifest.json") == other, "nothing is pinned"
 
 
 def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 
 from lazaret.errors import ManifestRejected
 from security.audit.cli import main
 from security.identity.membership import audit_roster
 from security.identity.rules import check_distinct_keys
+from security.identity.second_signature import public_pem
 from security.log.keys import EpochKeys
 from security.log.note import KeyType, NoteSigner
 from tests.support.audit_attacks import Tampering, copied
@@ -80,6 +82,21 @@ def test_fork_is_not_cosigned_and_the_head_that_was_seen_convicts(regulator: Reg
     assert held.exit_code == 1 and "Fork" in held.output
     twin = regulator.cosign(path, tmp_path / "fresh")
     assert "Fork" not in twin.output and "cosigned as" in twin.output, "twin: a witness without memory signs it"
+
+
+def test_nothing_is_built_on_one_signature(regulator: Regulator, tmp_path: Path) -> None:
+    """The root has an ML-DSA key by now, and the log is from before it: a forger of Ed25519 could have made it."""
+    root = tmp_path / "root.pem"
+    second = public_pem(MLDSA65PrivateKey.generate().public_key())
+    root.write_bytes(regulator.federation.root_key.read_bytes() + second)
+    store, log = tmp_path / "seen", regulator.graz.folder
+    told = _run("cosign", log, "--root-key", root, "--key", regulator.key, "--store", store)
+    assert told.exit_code == 3 and "not cosigned" in told.output and not store.exists()
+    claimed = _run("claim", "site graz, round 1", log, "--root-key", root)
+    assert claimed.exit_code == 1 and "OneSignature" in claimed.output
+    assert _run("remember", log, "--root-key", root, "--store", store).exit_code == 3 and not store.exists()
+    assert regulator.cosign(log, store).exit_code == 0 and store.exists(), "twin: with the certificate alone"
+    assert _run("claim", "site graz, round 1", log, "--root-key", regulator.federation.root_key).exit_code == 0
 
 
 def test_unlisted_key_and_second_key_file_are_refused(regulator: Regulator, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from lazaret.errors import ConfigError, ManifestRejected
 from security.clock import SystemClock
+from security.consortium import commands
 from security.consortium.authority import Authority
 from security.consortium.cli import cli
 from security.identity.manifest import unseal
@@ -44,6 +46,32 @@ def test_the_command_turns_it_on_and_shows_it(tmp_path: Path, monkeypatch: pytes
     assert "signed too, with the key" in run("show")
     assert unseal(world.published())[0].version == 2
     assert b"PUBLIC KEY" in (world.authority.folder / "root.pem").read_bytes()
+
+
+def test_a_manifest_is_shown_under_the_key_that_came_with_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SystemClock, "now_ms", lambda _: NOW)
+    world = World.make(tmp_path / "world")
+    world.publish()
+    files = {"old": tmp_path / "old.json", "new": tmp_path / "new.json"}
+    files["old"].write_bytes(world.published())
+    world.turn_on_ml_dsa()
+    world.publish()
+    files["new"].write_bytes(world.published())
+    both, certificate = world.authority.folder / "root.pem", tmp_path / "root.pem"
+    certificate.write_text(both.read_text().split("-----BEGIN PUBLIC")[0])
+
+    def show(name: str, root: Path) -> Any:
+        result = CliRunner().invoke(cli, ["show", str(files[name]), "--root", str(root), "--json"])
+        return result.exception or json.loads(result.stdout)
+
+    assert "ML-DSA" not in " ".join(show("new", both)["warnings"])
+    assert "no ML-DSA key" in " ".join(show("new", certificate)["warnings"])
+    assert "ML-DSA" not in " ".join(show("old", certificate)["warnings"])
+    assert isinstance(show("old", both), ManifestRejected), "whoever forges ECDSA signatures could have made it"
+    monkeypatch.setattr(commands, "check_root_key", lambda *_: None)
+    assert show("old", both)["version"] == 1, "twin: the key is there, and is not looked at"
 
 
 def test_there_is_no_way_back(tmp_path: Path) -> None:

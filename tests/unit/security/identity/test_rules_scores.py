@@ -10,6 +10,7 @@ from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
 from security.crypto import encoding
 from security.identity import rules
 from security.identity.manifest import Manifest
+from security.identity.membership import aggregation_policy
 from security.secagg.layout import SCORE, SQUARES
 from tests.support.consortium_world import NOW, PLAN, PRIVACY, World
 
@@ -46,10 +47,12 @@ def test_where_there_are_none(tmp_path: Path) -> None:
     world = World.make(tmp_path, SITES)
     fewer = published(world, scores(*SITES[:5]))
     assert fewer.aggregation.layout.has(SCORE) and not fewer.aggregation.layout.has(SQUARES), "three are unknown"
+    assert aggregation_policy(fewer, now_ms=NOW).scorers == set(SITES[:5]), "whose scores hide each other"
     for number, text in enumerate((scores(*SITES[:4]), scores(*SITES) + PRIVACY), start=2):
         world.write_plan((PLAN + NUMBERS + text).replace("run-1", f"run-{number}"))
         manifest = world.publish()
         assert manifest.scores is not None and not manifest.aggregation.layout.has(SCORE)
+        assert aggregation_policy(manifest, now_ms=NOW).scorers == frozenset()
     world.write_plan((PLAN + NUMBERS + scores("rome")).replace("run-1", "run-9"))
     with pytest.raises(ConfigError, match="rome is not enrolled"):
         world.publish()

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from security.secagg.records import MAX_SUMS, SumSeen
-from security.secagg.site.differences import leverage
+from security.secagg.site.differences import exposure, leverage, score_exposure
 from security.secagg.site.journal import Journal
+from tests.support.secagg_world import federation
 
 ALL = ("a", "b", "c", "d", "e")
 
@@ -60,3 +61,22 @@ def test_the_window_is_bounded_and_survives_compaction() -> None:
     assert len(journal.sums) == MAX_SUMS
     assert journal.sums[-1] == SumSeen(round=MAX_SUMS + 4, state_hash=bytes(32), sites=ALL)
     assert Journal.replay(journal.compacted(done_round=0)).sums == journal.sums
+
+
+def test_a_score_hides_only_among_those_who_consent() -> None:
+    policy = federation(5, c=1, scorers=["site-00", "site-01", "site-02"]).policy
+    everybody = tuple(entry.site for entry in policy.roster)
+
+    def seen(number: int, *gone: str, model: int | None = None) -> SumSeen:
+        state = bytes([number if model is None else model] * 32)
+        return SumSeen(round=number, state_hash=state, sites=tuple(site for site in everybody if site not in gone))
+
+    two = [seen(1), seen(2, "site-00", "site-03", "site-04")]
+    assert exposure(policy, two, "site-00") == 0 < score_exposure(policy, two, "site-00")
+    assert score_exposure(policy, two, "site-03") == 0, "it adds no score"
+    hidden = [seen(1), seen(2, "site-00", "site-01", "site-02")]
+    assert score_exposure(policy, hidden, "site-00") == 0, "one may be known, and two are left"
+    same = [seen(1), seen(2, "site-00", "site-03", "site-04", model=1)]
+    assert score_exposure(policy, same, "site-00") == 0, "the second sum on a model has no scores"
+    first = SumSeen(round=1, state_hash=policy.initial_state_hash, sites=everybody)
+    assert score_exposure(policy, [first, two[1]], "site-00") == 0, "nobody scores the initial model"
