@@ -31,7 +31,7 @@ from scripts.local_federation.containers import run
 from scripts.local_federation.demo import DATA, Told, Wishes, lay_out
 from scripts.local_federation.processes import ROOT, GaveUp, Party, wait_until
 from scripts.local_federation.setup import Grounds
-from security.audit.agreement import keys_of
+from security.audit.agreement import keys_for, keys_of
 from security.audit.compare import cross
 from security.audit.findings import Severity
 from security.audit.verify import verify
