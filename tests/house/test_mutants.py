@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from scripts.mutation import ROOT, Mutant, NoSuchPlace, read_mutants
@@ -24,6 +26,11 @@ def test_each_place_is_in_the_code_once(mutant: Mutant) -> None:
         file, _, name = test.partition("::")
         assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), test
         assert (ROOT / file).exists(), test
+
+
+def test_the_last_whole_run_left_nothing_open() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "secagg" / "mutants.json").read_text())
+    assert found["survived"] == [] and found["killed"] + found["explained"] == found["mutants"] >= 60
 
 
 def test_a_change_takes_the_place_of_the_function() -> None:

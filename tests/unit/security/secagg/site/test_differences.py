@@ -78,5 +78,6 @@ def test_a_score_hides_only_among_those_who_consent() -> None:
     assert score_exposure(policy, hidden, "site-00") == 0, "one may be known, and two are left"
     same = [seen(1), seen(2, "site-00", "site-03", "site-04", model=1)]
     assert score_exposure(policy, same, "site-00") == 0, "the second sum on a model has no scores"
+    assert score_exposure(policy, [*same, seen(3)], "site-00") == 0, "nor does it take the place of the first"
     first = SumSeen(round=1, state_hash=policy.initial_state_hash, sites=everybody)
     assert score_exposure(policy, [first, two[1]], "site-00") == 0, "nobody scores the initial model"
