@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -18,7 +19,7 @@ from security.crypto.ring import BITS, Ring
 from security.rng import CountedRandomness
 from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import encode
-from security.secagg.layout import Block, Layout
+from security.secagg.layout import Block, Layout, most_weight
 from security.secagg.state import canonical, judge, next_state
 from security.secrets import Secret
 
@@ -55,10 +56,11 @@ def layouts(draw: Any) -> Layout:
             )
     bits, roster = draw(st.sampled_from(BITS)), draw(st.integers(2, 100))
     most = min(2**20, (2 ** (bits - 1) - 1) // roster)
+    heaviest = most_weight(roster) if bits == 16 else most
     return Layout.of(
         blocks,
         roster_size=roster,
-        weight_cap=draw(st.integers(1, most)),
+        weight_cap=draw(st.integers(1, heaviest)),
         ring_bits=bits,
         loss_exponent=draw(st.one_of(st.none(), st.integers(-5, 20))),
         hits_maximum=draw(st.one_of(st.none(), st.integers(1, most))),
@@ -99,14 +101,25 @@ def inputs(draw: Any, layout: Layout) -> Input:
     return Input(update, draw(st.sampled_from([1, cap, cap + 1, max(1, cap // 3)])), loss, hits)
 
 
+ROUNDING = Secret(bytes(range(32)))
+
+
+def encoded(layout: Layout, one: Input) -> np.ndarray:
+    rounding = ROUNDING if layout.rounds_at_random else None
+    return encode(layout, one.update, weight=one.weight, loss=one.loss, hits=one.hits, rounding=rounding).words
+
+
 def reference(layout: Layout, given: Input) -> list[int]:
     """Python's integers and fractions; a float of a fraction is rounded once."""
     weight = min(given.weight, layout.weight_cap)
     top = Fraction(float(Fraction(weight * layout.quantum, layout.weight_cap)))
-    out = [
-        round(float(Fraction(float(value)) / clip * top))
-        for value, clip in zip(given.update, clips(layout), strict=True)
-    ]
+    pairs = zip(given.update, clips(layout), strict=True)
+    exact = [float(Fraction(float(value)) / clip * top) for value, clip in pairs]
+    if layout.rounds_at_random:
+        draws = struct.unpack(f"<{len(exact)}I", prg.keystream(ROUNDING, 4 * len(exact)))
+        out = [math.floor(Fraction(value) + Fraction(u, 2**32)) for value, u in zip(exact, draws, strict=True)]
+    else:
+        out = [round(value) for value in exact]
     out.append(weight)
     if given.loss is not None:
         out.append(round(given.loss / 2.0 ** layout.block("loss").clip_exponent * float(layout.quantum)))
@@ -124,7 +137,7 @@ def test_encoding_is_exact_and_its_sum_never_wraps(data: st.DataObject) -> None:
     total = np.zeros(layout.words, dtype=layout.dtype)
     plain = [0] * layout.words
     for one in given_inputs:
-        words = encode(layout, one.update, weight=one.weight, loss=one.loss, hits=one.hits).words
+        words = encoded(layout, one)
         expected = reference(layout, one)
         assert words.view(layout.signed_dtype).tolist() == expected
         assert max(map(abs, expected)) * layout.roster_size <= layout.half_ring
@@ -142,7 +155,7 @@ def test_the_next_state_is_rounded_as_the_specification_says(data: st.DataObject
     given_inputs = [data.draw(inputs(layout)) for _ in range(2)]
     total = np.zeros(layout.words, dtype=layout.dtype)
     for one in given_inputs:
-        total += encode(layout, one.update, weight=one.weight, loss=one.loss, hits=one.hits).words
+        total += encoded(layout, one)
     state = canonical(
         data.draw(
             st.lists(st.floats(-1e6, 1e6, width=32), min_size=layout.state_words, max_size=layout.state_words)

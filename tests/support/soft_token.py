@@ -68,10 +68,14 @@ class SoftTokens:
 
 
 @cache
-def soft_tokens() -> SoftTokens:
-    """Those of this process, and of the processes that it starts."""
+def _made() -> SoftTokens:
     folder = Path(tempfile.mkdtemp(prefix="lazaret-token-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    made = SoftTokens(folder)
+    return SoftTokens(folder)
+
+
+def soft_tokens() -> SoftTokens:
+    """Those of this process, and of the processes that it starts; a test's environment is its own (conftest)."""
+    made = _made()
     os.environ["SOFTHSM2_CONF"] = str(made.settings)
     return made

@@ -315,12 +315,13 @@ ALLOWED = {
         "tensors['projection'].numpy()", "tensors['cells'].tolist()", "now - before[1].numpy()",
     ],
     "site_agent/trainer/evaluation.py": [
+        "confusion_matrix(*answered(labels, scores)).tolist()", "class_aucs(labels, scores).tolist()",
         "confusion_matrix(labels, scores.argmax(axis=1), classes).tolist()", "recalls(labels, scores).tolist()",
     ],
     "site_agent/trainer/data_checks.py": ["context.data.train.class_counts().tolist()", "counts.tolist()"],
     "site_agent/trainer/training.py": [
         "data.train.class_counts().tolist()",
-        "confusion_matrix(samples.labels, scores.argmax(axis=1), scores.shape[1]).tolist()",
+        "confusion_matrix(*answered(samples.labels, scores)).tolist()",
         "tensor.contiguous().numpy()", "tensor.numpy()",
     ],
     "site_agent/trainer/data.py": ["samples.class_counts().tolist()"],
