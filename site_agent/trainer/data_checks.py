@@ -44,9 +44,11 @@ class DataCheckContext:
 
     @shared("the settings are not those of the manifest")
     def recipe(self) -> Recipe:
-        from site_agent.trainer.plugin import load_plugin  # imports torch
+        training = self.manifest.training
+        if training.plugin is not None:  # a method that nobody has is refused by the trial
+            from site_agent.trainer.plugin import load_plugin  # imports torch
 
-        load_plugin(self.config, self.manifest.training.method, self.manifest.training.plugin)
+            load_plugin(self.config, training.method, training.plugin)
         return recipe_of(self.manifest)
 
     @shared("the data set cannot be listed")
