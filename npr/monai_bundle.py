@@ -40,9 +40,9 @@ def bundle_files(contents: Mapping[str, bytes], about: Mapping[str, Any], *, out
 
 
 def _check_names(classes: Sequence[str]) -> None:
-    """What begins with one of these in a configuration, MONAI runs or looks up."""
+    """What begins with one of these in a configuration, MONAI runs or looks up; and `#` it replaces anywhere."""
     for name in classes:
-        if name.startswith(("$", "@", "%")):
+        if name.startswith(("$", "@", "%")) or "#" in name:
             raise ConfigError(f"MONAI would not take {name!r} for the name of a class", hint="export without --format")
 
 

@@ -62,7 +62,7 @@ class TensorBoardFiles:
             )
             events.append(_event(seconds, step, _text(5, values)))
         content = b"".join(map(_framed, events))
-        files.write_atomically(self._folder / run.name / "events.out.tfevents.1.lazaret", content)
+        _put(self._folder / run.name / "events.out.tfevents.1.lazaret", content)
 
 
 # The protocol-buffer wire format, as far as an Event with numbers needs it.
@@ -128,14 +128,14 @@ class MlflowFiles:
         for part in ("artifacts", "metrics", "params", "tags"):  # MLflow takes no folder for a run that lacks one
             (place / part).mkdir(parents=True)
         for key, value in run.settings.items():
-            _put(place / "params" / key, value)
+            _put(place / "params" / key, value.encode())
         curves: dict[str, list[str]] = {}
         for step, figures in run.points:
             for key, figure in figures.items():
                 curves.setdefault(key, []).append(f"{now} {figure!r} {step}\n")
         for key, lines in curves.items():
-            _put(place / "metrics" / key, "".join(lines))
-        _put(place / "tags" / "mlflow.runName", run.name)
+            _put(place / "metrics" / key, "".join(lines).encode())
+        _put(place / "tags" / "mlflow.runName", run.name.encode())
         names = {"run_id": place.name, "run_name": run.name, "artifact_uri": (place / "artifacts").as_uri()}
         kind = {"status": 3, "source_type": 4, "tags": [], "user_id": ""}  # finished, and local
         self._about(place, start_time=now, end_time=now, **names, **kind)
@@ -143,7 +143,8 @@ class MlflowFiles:
     def _about(self, folder: Path, **values: object) -> None:
         """What is JSON is YAML."""
         told = {"experiment_id": self._id, "lifecycle_stage": "active"} | values
-        _put(folder / "meta.yaml", "".join(f"{name}: {json.dumps(value)}\n" for name, value in told.items()))
+        lines = [f"{name}: {json.dumps(value)}\n" for name, value in told.items()]
+        _put(folder / "meta.yaml", "".join(lines).encode())
 
 
 def _named(text: str) -> str:
@@ -151,5 +152,6 @@ def _named(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _put(path: Path, text: str) -> None:
-    files.write_atomically(path, text.encode())
+def _put(path: Path, content: bytes) -> None:
+    """A hospital's figures are exact: only its own user reads them."""
+    files.write_atomically(path, content, mode=0o600)

@@ -233,7 +233,7 @@ def worker(config_path: Path) -> None:
 def help_agent(config: SiteConfig, place: RankPlace) -> None:
     """Work for the agent until it is gone, in a program that can still be isolated: this one has threads."""
     del place  # read again there
-    words = [sys.executable, "-m", "site_agent.trainer", "--config", str(config.path), "--worker"]
+    words = [sys.executable, "-P", "-m", "site_agent.trainer", "--config", str(config.path), "--worker"]
     words += closed_words(config)
     forget_pin()
     block_signals()  # until that program takes them

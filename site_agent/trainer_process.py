@@ -72,7 +72,8 @@ class ChildTrainer:
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(mode=0o700)
         words = [*(["--log-format", log_format] if log_format else ()), *closed_words(config), *options]
-        command = [sys.executable, "-m", module, "--config", str(config.path), *words]
+        # -P: a plugin imports nothing that happens to lie in the folder that the agent was started in.
+        command = [sys.executable, "-P", "-m", module, "--config", str(config.path), *words]
         # Blocked from its first moment on, and taken when it can: so that it always ends with 0.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:

@@ -22,17 +22,24 @@ from npr.data.sides import SideRule, check_grouped, check_spelling, fold_of, spe
 NO_SITE = "site"
 
 
-def check_class_list(names: Sequence[str], *, where: str) -> None:
+# Between the labels of one image, and in place of them where it has none: an empty field is a mistake, not a finding.
+SEPARATOR, NO_LABEL = "|", "-"
+
+
+def check_class_list(names: Sequence[str], *, where: str, many: bool = False) -> None:
+    """:param many: an image may have several labels, and a field lists them."""
     if not names:
         raise DataError("the class list is empty", where=where)
     if not all(names):
         raise DataError("the class list holds an empty name", where=where)
     if len(set(names)) != len(names):
         raise DataError("the class list names a class twice", where=where)
-
-
-# Between the labels of one image, and in place of them where it has none: an empty field is a mistake, not a finding.
-SEPARATOR, NO_LABEL = "|", "-"
+    if many and (bad := [name for name in names if name == NO_LABEL or SEPARATOR in name]):
+        raise DataError(
+            f"no label can be called {bad[0]!r}",
+            where=where,
+            hint=f"{SEPARATOR!r} stands between the labels of an image, {NO_LABEL!r} alone says that it has none",
+        )
 
 
 def labels_of(text: str, labels: LabelsOfImage) -> tuple[str, ...]:
@@ -102,7 +109,7 @@ class Catalogue:
     unusable: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        check_class_list(self.class_names, where=self.where or self.name)
+        check_class_list(self.class_names, where=self.where or self.name, many=self.many)
         if len(self) == 0 and not self.per_unit:
             raise DataError("there is no image", where=self.where or self.name)
         if not len(self.ids) == len(self.units) == len(self.sites) == len(self.images) == len(self.labels):

@@ -73,7 +73,7 @@ def check_rows(
     labels: LabelsOfImage = "one",
 ) -> list[Row]:
     """The rows that can be used. Unknown labels and sides, repeated ids and missing files are reported, in order."""
-    check_class_list(class_names, where=where)
+    check_class_list(class_names, where=where, many=labels == "many")
     if not rows and not storage.per_unit:
         raise DataError("there is no image", where=where)
     good, seen = list[Row](), dict[tuple[str, str], str]()

@@ -29,6 +29,7 @@ from npr.lab.plan import parse_assignments
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def model(as_json: bool, out: Path, **given: Any) -> None:
     """Write the model that a federation starts from, with the training settings in its metadata."""
+    from npr.data.catalogue import check_class_list
     from npr.data.sources import read_class_list
     from npr.model import ModelSpec
     from npr.recipe import Recipe
@@ -47,6 +48,7 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
         drop_rate=given["drop_rate"],
         privacy=_privacy(given["private"], given["method"], given["weights"]),
     )
+    check_class_list(classes, where="--classes", many=recipe.config.labels == "many")
     spec = ModelSpec(
         architecture=given["architecture"],
         num_classes=len(classes),

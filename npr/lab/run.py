@@ -148,12 +148,17 @@ def tracked(cell: Json, now_ms: int) -> TrackedRun:
 def _flat(side: str, by_kind: Json) -> dict[str, float]:
     """`side/model/predictor/figure`; numbers alone, and only those that exist."""
     return {
-        f"{side}/{kind.replace(' ', '-')}/{name}/{figure}": float(value)
+        f"{side}/{_word(kind)}/{_word(name)}/{figure}": float(value)
         for kind, by_name in by_kind.items()
         for name, figures in by_name.items()
         for figure, value in figures.items()
         if isinstance(value, float)
     }
+
+
+def _word(name: str) -> str:
+    """`0.75 head + 0.25 prototypes` without the plus sign: MLflow reads no run that has a figure with one."""
+    return name.replace(" + ", "_").replace(" ", "-")
 
 
 def headline(result: Json) -> str:

@@ -20,6 +20,7 @@ from site_agent.trainer_start import start_trainer
 from tests.integration.test_nothing_personal_is_said import LearningWorld
 from tests.support.isolated import SENT, listening
 
+ROOT = Path(__file__).parents[2]
 NAMES = ["tcp", "udp", "name", "local", "local_by_pair", "abstract", "key"]
 pytestmark = pytest.mark.timeout(240)
 
@@ -49,6 +50,7 @@ def attack(
         listeners.to["key"] = str(keys[0])
         task = {"names": NAMES, "to": listeners.to, "isolated": isolated}
         monkeypatch.setenv("LAZARET_TEST_ATTEMPTS", json.dumps(task))
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # a trainer finds nothing in the folder it was started in
         with caplog.at_level(logging.INFO, logger="site-agent"):
             agent = world.start("graz")
             assert isinstance(agent.learner, Supervisor)

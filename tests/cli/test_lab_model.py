@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lazaret.errors import ConfigError, PolicyViolation
+from lazaret.errors import ConfigError, DataError, PolicyViolation
 from npr.lab.cli import cli
 from npr.lab.export import _privacy
 from security.consortium.plan import FederationPlan, _check_private
@@ -88,12 +88,13 @@ def test_several_labels_are_the_exporters_word(tmp_path: Path) -> None:
         (["--method", "fednpr-pre"], "unknown method"),
         (["--method", "creff"], "more of its server than a mean"),
         (["--set", "labels=several"], "labels = 'several'"),
+        (["--set", "labels=many", "--classes", "a,-"], "no label can be called"),
         (["--set", "labels=many", "--method", "fedlc"], "method = 'fedlc': its margins are between classes"),
         (["--set", "labels=many", "--set", "logit_norm=layernorm"], "logit_norm = 'layernorm': of two answers"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, words: list[str], what: str) -> None:
-    with pytest.raises(ConfigError, match=what):
+    with pytest.raises((ConfigError, DataError), match=what):
         CliRunner().invoke(
             cli, [*WORDS, "-o", str(tmp_path / "x"), *words], catch_exceptions=False, standalone_mode=False
         )

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -328,6 +329,9 @@ def _curves_of_a_run_that_is_finished(lab, arguments, out):
     assert sorted(losses) == sorted(repr(cell["rounds"][0]["loss"]) for cell in before["cells"])
     (judged,) = (out / "mlflow").glob("*/*/metrics/test/global/head/mean_bacc")
     assert judged.read_text().split()[2] == "1", "the test images were judged after the last round"
+    names = [str(path).partition("/metrics/")[2] for path in (out / "mlflow").glob("*/*/metrics/**/*")]
+    assert any("0.75-head_0.25-prototypes" in name for name in names), "mixtures too"
+    assert all(re.fullmatch(r"[\w.\- :/]+", name) for name in names), "MLflow reads no run with another name in it"
 
 
 def test_tables_of_a_run(lab, tmp_path):

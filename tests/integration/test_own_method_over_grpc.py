@@ -48,11 +48,12 @@ def prepared(folder: Path) -> Grounds:
     return grounds
 
 
-def started(grounds: Grounds, name: str) -> tuple[int, str]:
-    """An agent that is refused: how it ends, and what it says."""
+def started(grounds: Grounds, name: str, *words: str) -> tuple[int, str]:
+    """A command that ends by itself, an agent that is refused or another one: how it ends, and what it says."""
     output = grounds.folder / "refused"
     output.unlink(missing_ok=True)
-    site = Party(name, ["site_agent", "--config", grounds.site(name) / "site.toml"], output, grounds.site(name))
+    command = ["site_agent", *words, "--config", grounds.site(name) / "site.toml"]
+    site = Party(name, command, output, grounds.site(name))
     site.start()
     return site.wait_dead(seconds=60), site.text()
 
@@ -71,14 +72,20 @@ def test_a_plugin_trains_a_round_over_the_wire_as_in_the_lab(tmp_path: Path, lab
     # Whether the last checkpoint of so short a run was witnessed before everybody stopped is no matter of this test.
     assert not [finding for finding in crossed.findings if finding.severity.value == "fail"]
 
-    # The same agents, with one byte of the file swapped; then with the approval taken back.
+    # What was trained is evaluated by the same file, in another process.
     name = next(iter(grounds.sources))
+    code, said = started(grounds, name, "evaluate")
+    assert code == 0 and "Traceback" not in said, said
+
+    # The same agents, with one byte of the file swapped; then with the approval taken back.
     file, config = grounds.site(name) / "plugins" / EXAMPLE.name, grounds.site(name) / "site.toml"
     file.write_bytes(EXAMPLE.read_bytes().replace(b"gamma", b"gemma", 1))
-    code, said = started(grounds, name)
-    assert code == 2 and DIGEST in said and hashlib.sha256(file.read_bytes()).hexdigest() in said
+    for words in ((), ("evaluate",), ("check",)):
+        code, said = started(grounds, name, *words)
+        assert code != 0 and DIGEST in said and hashlib.sha256(file.read_bytes()).hexdigest() in said
     shutil.copyfile(EXAMPLE, file)
     config.write_text(config.read_text().replace(DIGEST, "0" * 64))
-    code, said = started(grounds, name)
-    assert code != 0 and DIGEST in said and "0" * 64 in said and "Traceback" not in said
+    for words in ((), ("evaluate",)):
+        code, said = started(grounds, name, *words)
+        assert code != 0 and DIGEST in said and "0" * 64 in said and "Traceback" not in said
     assert len(list(LogReader(grounds.site(name) / "state" / "log").records("train.done"))) == ROUNDS

@@ -37,10 +37,10 @@ def test_files_are_where_monai_documents_them() -> None:
     assert features["task"] == "image features"
 
 
-RUNS = ABOUT | {"classes": ["nevus", "$'ra' + 'n'"]}
+RUNS = ABOUT | {"classes": ["nevus", "$'ra' + 'n'", "grade #1"]}
 
 
-@pytest.mark.parametrize("name", ["$'ra' + 'n'", "@bundle_root", "%file.json"])
+@pytest.mark.parametrize("name", ["$'ra' + 'n'", "@bundle_root", "%file.json", "grade #1"])
 def test_a_name_that_monai_would_run_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="would not take"):
         bundle_files(CONTENTS, ABOUT | {"classes": ["nevus", name]}, output="probabilities")
@@ -55,4 +55,4 @@ def test_without_the_check_monai_runs_the_name_of_a_class_twin(
     config.write_bytes(bundle_files(CONTENTS, RUNS, output="probabilities")["configs/inference.json"])
     parser = bundle.ConfigParser()
     parser.read_config(str(config))
-    assert parser.get_parsed_content("classes") == ["nevus", "ran"]
+    assert parser.get_parsed_content("classes") == ["nevus", "ran", "grade ::1"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
 import yaml
 
-from npr.tracking import MlflowFiles, TensorBoardFiles, TrackedRun, open_tracker
+from npr.tracking import TRACKERS, MlflowFiles, TensorBoardFiles, TrackedRun, open_tracker
 
 POINTS = [(1, {"loss": 0.75, "validation/global/head/mean_bacc": 0.5}), (2, {"loss": 0.25}), (300, {"loss": 1e-5})]
 RUN = TrackedRun(
@@ -70,3 +71,10 @@ def test_mlflow_reads_every_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == [(step, figures["loss"]) for step, figures in POINTS]
     assert run.data.metrics["validation/global/head/mean_bacc"] == 0.5
+
+
+@pytest.mark.parametrize("kind", TRACKERS)
+def test_only_the_owner_reads_figures(tmp_path: Path, kind: str) -> None:
+    open_tracker(kind, tmp_path, experiment="study").write(RUN)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert written and {stat.S_IMODE(path.stat().st_mode) for path in written} == {0o600}

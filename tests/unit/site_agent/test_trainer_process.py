@@ -118,3 +118,18 @@ def test_a_trainer_is_told_where_a_pin_is_and_not_where_there_is_none(
         trainer.end()
     told = (tmp_path / "teller.told").read_text()
     assert f"--closed {pin} " in told and told.count("--closed") == 1
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["only there", "on the path, the twin"])
+def test_a_trainer_imports_nothing_from_the_folder_it_is_started_in(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file is one digest: a plugin that imports `plugins.helper` would run what nobody has approved."""
+    (tmp_path / "teller.py").write_text(TELLER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}" if named else str(ROOT))
+    config: Any = SimpleNamespace(path=tmp_path / "site.toml", state=tmp_path, identity=tmp_path / "identity")
+    trainer = ChildTrainer(config, module="teller")
+    with trainer.connection:
+        trainer.end()
+    assert (tmp_path / "teller.told").exists() is named

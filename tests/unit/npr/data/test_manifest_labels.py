@@ -89,3 +89,17 @@ def test_a_table_of_dicom_files(tmp_path):
     (tmp_path / "table.csv").write_text("image,label\na.dcm,mass|nodule\nb.dcm,-\n")
     found = open_catalogue(f"dicom:{tmp_path / 'table.csv'}", image_size=16, labels="many", class_names=NAMES)
     assert found.labels.tolist() == [[0, 1, 1], [0, 0, 0]] and found.unit_kind == "patient"
+
+
+@pytest.mark.parametrize("name", ["-", "mass|nodule"])
+def test_a_name_that_no_field_can_say(write_manifest, name):
+    """Images with it would be read as images without it, or not at all."""
+    path = write_manifest(ROWS)
+    with pytest.raises(DataError, match="no label can be called"):
+        opened(path, class_names=(*NAMES, name))
+    with pytest.raises(DataError, match="no label can be called"):
+        opened(path, class_names=("other", name), class_map=dict.fromkeys(NAMES, "other"))
+    with pytest.raises(DataError, match="no label can be called '-'"):
+        opened(write_manifest([*ROWS, ["e.png", "-|mass", "p4", "train"]]))
+    one = [[image, "mass", *rest] for image, _, *rest in ROWS]
+    assert len(open_catalogue(f"csv:{write_manifest(one)}", image_size=16, class_names=("mass", name))) == len(ROWS)
