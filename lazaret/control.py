@@ -255,8 +255,8 @@ def last_words(folder: Path) -> Iterator[None]:
 def refuse_set_back(folder: Path) -> None:
     """Not even once more: each start of an old copy counts one more connection, until the count does not show it.
 
-    A site may have nothing but the coordinator's word for it, who may lie. So a person can decide otherwise: the file is
-    theirs to delete.
+    A site may have nothing but the coordinator's word for it, who may lie. So a person can decide otherwise, and delete
+    the file.
 
     :raises ConfigError: which no service manager answers with a new start.
     """
@@ -264,8 +264,8 @@ def refuse_set_back(folder: Path) -> None:
         raise ConfigError(
             "other parties have seen a later state than this folder has: it is an old copy, and does not start again",
             where=str(folder / SET_BACK),
-            hint="keep the folder and enrol under another name; where the newest folder is elsewhere, start that one; if "
-            "no copy of this one has ever run, the other party errs or lies: delete this file",
+            hint="keep the folder and enrol under another name; where the newest folder is elsewhere, start that one; "
+            "if no copy of this one has ever run, the other party errs or lies: delete this file",
         )
 
 
