@@ -78,6 +78,8 @@ class ArchiveContents:
             if told.pop("format") != FORMAT or told["kind"] not in get_args(Kind):
                 raise DataError("is of another kind or version", where=where)
             found = cls(**told)
+            if [type(value) for value in asdict(found).values()] != [str, str, int, dict, dict, int, str]:
+                raise ValueError
             if not all(_HASH.fullmatch(digest) for digest in found.digests.values()):
                 raise ValueError
             return found

@@ -2,8 +2,8 @@
 
 `pause.json` is written by `pause` and removed by `resume`. A process looks at it several times a second, so that a
 pause begins and ends without a restart, and survives one. `now.json` is written every few seconds by the process; one
-that is older than that was written by a process which is dead or hangs. `set-back.json` stays for good: others have
-shown that the folder is an old copy.
+that is older than that was written by a process which is dead or hangs. `set-back.json` stays until a person deletes
+it: others say that the folder is an old copy.
 """
 
 from __future__ import annotations
@@ -255,13 +255,17 @@ def last_words(folder: Path) -> Iterator[None]:
 def refuse_set_back(folder: Path) -> None:
     """Not even once more: each start of an old copy counts one more connection, until the count does not show it.
 
+    A site may have nothing but the coordinator's word for it, who may lie. So a person can decide otherwise, and delete
+    the file.
+
     :raises ConfigError: which no service manager answers with a new start.
     """
     if (folder / SET_BACK).exists():
         raise ConfigError(
             "other parties have seen a later state than this folder has: it is an old copy, and does not start again",
             where=str(folder / SET_BACK),
-            hint="keep the folder and enrol under another name; where the newest folder is elsewhere, start that one",
+            hint="keep the folder and enrol under another name; where the newest folder is elsewhere, start that one; "
+            "if no copy of this one has ever run, the other party errs or lies: delete this file",
         )
 
 

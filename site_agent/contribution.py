@@ -39,6 +39,14 @@ def weight_of(samples: int, mode: Weights, cap: int) -> int:
     return min(cap, samples)
 
 
+def _metrics(result: LocalResult, cap: int) -> tuple[float, int]:
+    """Loss sum and hits, as of `cap` images where a site has more: its slots hold no more, and its weight is the cap
+    too, so that sums over weights stay means."""
+    if result.samples <= cap:
+        return result.loss_sum, result.hits
+    return result.loss_sum * cap / result.samples, result.hits * cap // result.samples
+
+
 def encode(
     layout: Layout,
     result: LocalResult,
@@ -66,10 +74,11 @@ def encode(
     whole = result.update.dtype.kind == "i"
     if whole and not private:
         raise LocalProtocolError("whole numbers are of rounds with shared noise")
+    loss, hits = _metrics(result, layout.weight_cap) if share_metrics else (0.0, 0)
     slots: dict[str, Any] = {
         "weight": weight_of(result.samples, weights, layout.weight_cap),
-        "loss": (result.loss_sum if share_metrics else 0.0) if layout.has(LOSS) else None,
-        "hits": (result.hits if share_metrics else 0) if layout.has(HITS) else None,
+        "loss": loss if layout.has(LOSS) else None,
+        "hits": hits if layout.has(HITS) else None,
         "score": score,
         "saturate": private,
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.assembly import ACCEPTED_UNCHECKED
 from coordinator.cli import cli as coordinator_command
 from coordinator.phases import RunPhase
 from lazaret.control import NowFile
@@ -269,6 +270,7 @@ def test_a_manifest_that_came_beside_a_running_coordinator_waits_too(federation:
     NowFile(state).beat({}, now_ms=now, mono_ms=0)
     joined_by_command(federation)
     federation.kill_hub()
+    (state / ACCEPTED_UNCHECKED).write_text("00" * 32)  # what was accepted for another manifest does not count
     with pytest.raises(ConfigError, match="the sum of round 2 is not checked, and was made under another manifest"):
         federation.start_hub()
     newer = identity.manifest_path.read_bytes()

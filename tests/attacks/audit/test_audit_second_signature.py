@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from lazaret.errors import ManifestRejected, VerificationFailed
-from security.audit import agreement
+from security.audit import agreement, compare
 from security.audit import verify as verify_module
-from security.audit.agreement import keys_for, keys_of
+from security.audit.agreement import Agreements, keys_for, keys_of
+from security.audit.checkpoints import believed
 from security.audit.compare import cross, held_checkpoints
 from security.audit.proof import Proof, check_file, prove
 from security.audit.verify import verify
@@ -21,6 +23,7 @@ from security.identity.manifest import unseal
 from security.log.keys import EpochKeys
 from security.log.note import KeyType, Note
 from security.log.store import LogFolder
+from security.log.witness import Fork
 from security.rng import CountedRandomness
 from tests.support.audit_attacks import Tampering, copied, weighty
 from tests.support.audit_logs import Federation
@@ -273,3 +276,26 @@ def test_keys_that_nothing_vouches_for_speak_against_nobody(federation: Federati
     agreed = keys_for(path, federation.root_key).agreements
     assert held_checkpoints([path], agreed.vouched) == {}
     assert held_checkpoints([path], agreed) != {}, "twin: they count under any manifest in the folder"
+
+
+def test_nor_do_they_where_logs_are_compared_or_evidence_is_read(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every place that takes somebody's word about another log: heads that are brought, heads that are held, forks."""
+    path = alone(unadopted(federation, tmp_path / "graz"))
+    keys = keys_for(path, federation.root_key)
+    held = held_checkpoints([path], keys.agreements)
+    origin, (head, *_) = next(iter(held.items()))
+    anybody = replace(keys, agreements=replace(keys.agreements, unvouched=frozenset()))
+    assert believed(head, anybody, origin) and not believed(head, keys, origin)
+
+    fork = Fork(origin=origin, held=head.note, shown=head.note, endorsements=head.endorsements, other_root=bytes(32))
+    LogFolder(path).evidence.mkdir(exist_ok=True)
+    (LogFolder(path).evidence / "fork-1.json").write_bytes(fork.encode())
+    trusted: list[Agreements] = []
+    monkeypatch.setattr(verify_module, "verify_fork", lambda _, agreed: trusted.append(agreed))
+    monkeypatch.setattr(compare, "held_checkpoints", lambda _, agreed: trusted.append(agreed) or {})
+    cross([path], {path: keys})
+    assert [agreed.parties(origin) for agreed in trusted] == [[], []]
+    cross([path], {path: anybody})
+    assert all(agreed.parties(origin) for agreed in trusted[2:]) and len(trusted) == 4

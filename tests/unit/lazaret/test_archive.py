@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import stat
 import tarfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +107,17 @@ def test_a_changed_file_is_taken_without_the_digests_twin(home: Path, monkeypatc
 def _put(data: io.BufferedReader, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data.read())
+
+
+@pytest.mark.parametrize(
+    "change", [{"about": []}, {"about": None}, {"signature": 5}, {"made_ms": "1"}, {"party": 1}, {"length": True}]
+)
+def test_what_an_archive_says_of_itself_has_its_types(change: dict[str, Any]) -> None:
+    """It is read before anybody knows who wrote it: what is wrong with it is an error of ours, not a traceback."""
+    told = ArchiveContents(kind="backup", party="site graz", made_ms=1, about={}, digests={}, length=0)
+    assert ArchiveContents.decode(told.encode(), "copy") == told
+    with pytest.raises(DataError, match="is not a complete backup"):
+        ArchiveContents.decode(replace(told, **change).encode(), "copy")
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "./key", "BACKUP.json"])

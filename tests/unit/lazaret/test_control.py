@@ -68,7 +68,7 @@ def test_an_error_that_ends_a_process_is_its_last_word(tmp_path: Path) -> None:
     assert not told["running"] and told["stopped"] == "state: the disk is full (make room)"
 
 
-def test_an_old_copy_is_marked_for_good_and_other_errors_mark_nothing(tmp_path: Path) -> None:
+def test_an_old_copy_is_marked_and_other_errors_mark_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError), last_words(tmp_path):
         raise ConfigError("the disk is full")
     refuse_set_back(tmp_path)
@@ -77,6 +77,9 @@ def test_an_old_copy_is_marked_for_good_and_other_errors_mark_nothing(tmp_path: 
     with pytest.raises(ConfigError, match="does not start again") as caught:
         refuse_set_back(tmp_path)
     assert caught.value.exit_code == 2 and (tmp_path / SET_BACK).stat().st_mode & 0o777 == 0o600
+    assert caught.value.hint is not None and caught.value.hint.endswith("delete this file"), "whoever said so may lie"
+    (tmp_path / SET_BACK).unlink()
+    refuse_set_back(tmp_path)
 
 
 class TestFinishedRuns:

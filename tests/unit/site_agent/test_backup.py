@@ -97,6 +97,17 @@ def test_without_its_ledger_a_budget_counts_as_spent(config: SiteConfig) -> None
         begin_again(new)
 
 
+def test_a_ledger_of_the_day_of_the_backup_does_not_open_the_budget_again(config: SiteConfig) -> None:
+    """Somebody has kept the file: it has every line that the backup knew, and none that came later."""
+    target, old = backed_up(config), config.ledger.read_bytes()
+    book(config, 3)
+    lose(config)
+    new = restored(config, target)
+    new.ledger.write_bytes(old)
+    with pytest.raises(LedgerError, match="newest line of the ledger is missing"):
+        ledger_files(new).peek()
+
+
 def test_a_budget_begins_again_twin(config: SiteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Did a restore not say that there was a ledger, three rounds would be forgotten."""
     monkeypatch.setattr(FileStore, "close_for_good", lambda *_: None)

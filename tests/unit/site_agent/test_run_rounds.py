@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from security.secagg.context import SumVerdict
 from security.secagg.effects import Advanced, Send
 from security.secagg.fixed_point import decode
 from security.secagg.transitions import CoordinatorState, SiteState
+from security.secrets import Secret
+from site_agent import contribution
 from site_agent.effects import Effect
 from site_agent.ready_slots import ReadySlots
 from site_agent.run import Agent
@@ -226,3 +229,30 @@ def test_a_restarted_coordinator_that_orders_anew_ends_the_open_attempt(world: S
     world.hub.pump()
     assert world.agents[VICTIM].session.machine.state is SiteState.IDLE
     assert world.hub.ready == {VICTIM} and world.hub.sent_by(VICTIM, messages.Abort)
+
+
+# The ring of 16 bits.
+
+
+def test_in_sixteen_bits_every_update_is_rounded_with_a_key_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One key for several would round them alike, and their errors would add up instead of averaging out."""
+    encode, keys = contribution.encode, list[bytes]()
+
+    def noting(*told: Any, rounding: Secret | None, **more: Any) -> Any:
+        assert rounding is not None
+        keys.append(rounding.reveal())
+        return encode(*told, rounding=rounding, **more)
+
+    monkeypatch.setattr(contribution, "encode", noting)
+    world = SiteWorld(tmp_path, plan=FITTING.replace("weight_cap", "ring_bits = 16\nweight_cap"))
+    world.start_all()
+    start = world.hub.model.copy()
+    world.run_round()
+    world.run_round()
+    assert len(keys) == len(set(keys)) == 2 * len(SITES)
+    layout = world.manifest.aggregation.layout
+    assert layout.ring_bits == 16
+    moved = (world.hub.model - start)[layout.slot("conv.weight")]
+    assert float(moved.mean()) == pytest.approx(0.003, rel=0.1)

@@ -168,6 +168,38 @@ def test_another_members_signature_is_not_this_ones(world: World) -> None:
     refused(VerificationFailed, "not signed by site graz", lambda: restored(world, other), other)
 
 
+def planted(world: World, tmp_path: Path) -> Path:
+    """Another authority has certified a Graz of its own; the copy shows that certificate, and the right root."""
+    evil = World.enrolled(tmp_path / "evil")
+    theirs = evil.identity("graz")
+    key, config = theirs.signing_key(theirs.signing_certificate()), site(world)
+    source = backed_up(config)
+    about = dict(archive.read_contents(source).about) | {"certificate": theirs.signing_path.read_text()}
+    target = source.with_name("planted.backup")
+    archive.write(
+        target,
+        [("site.toml", config.path), ("identity/root.pem", config.identity / "root.pem")],
+        kind="backup",
+        party="site graz",
+        made_ms=NOW,
+        about=about,
+        sign=lambda data: key.sign(labels.SIGN_COPY, "graz", data),
+    )
+    return target
+
+
+def test_a_certificate_of_another_authority_is_refused(world: World, tmp_path: Path) -> None:
+    evil = planted(world, tmp_path)
+    refused(VerificationFailed, "not signed by site graz", lambda: restored(world, evil), evil)
+
+
+def test_a_certificate_of_another_authority_is_taken_twin(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_copies.pki, "check_issuer", lambda *_: None)
+    assert restored(world, planted(world, tmp_path)).member == "graz-2"
+
+
 @pytest.mark.parametrize("about", [{}, {"federation": "x y", "member": "graz", "certificate": ""}])
 def test_a_copy_that_does_not_say_whose_it_is(world: World, about: dict[str, str]) -> None:
     config = site(world)

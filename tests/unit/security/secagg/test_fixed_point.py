@@ -183,6 +183,14 @@ def test_the_same_key_rounds_alike_and_another_does_not() -> None:
     assert not np.array_equal(rounded(update, 1), rounded(update, 2))
 
 
+def test_each_coordinate_has_a_draw_of_its_own() -> None:
+    """Also beyond the first chunk, where the stream of the key goes on and does not begin again."""
+    update = zeros()
+    update[:SIZE] = 0.5 / layout(16).quantum
+    found = rounded(update, 1)
+    assert not np.array_equal(found[:100], found[CHUNK_WORDS:SIZE])
+
+
 @pytest.mark.parametrize("weight", [1, 37, 100])
 def test_a_full_clip_stays_within_the_quantum(weight: int) -> None:
     told = layout(16)

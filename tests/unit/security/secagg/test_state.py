@@ -257,6 +257,18 @@ def test_movement_cap_is_where_it_says(ring_bits: int) -> None:
         assert np.linalg.norm(outcome.state) == pytest.approx(min(10 * part, 2), rel=1e-3)
 
 
+def test_full_clips_that_every_site_has_rounded_up_are_not_void() -> None:
+    """In 16 bits each may be off by almost a whole step, not by half of one."""
+    block = Block(name="w", shape=(20_000,), kind="mean", clip_exponent=0, movement_exponent=9)
+    told = Layout.of([block], roster_size=4, weight_cap=100, ring_bits=16)
+    full = np.ones(20_000, dtype=np.float32)
+    words = [encode(told, full, weight=9, rounding=Secret(bytes([site] * 32))).words for site in range(4)]
+    total = np.sum(words, axis=0, dtype=told.dtype)
+    most = int(total[:20_000].max())
+    assert 100 * most > 4 * 9 * told.quantum + 4 * 50, "half a step for each site would not do"
+    assert next_state(told, np.zeros(20_000, dtype="<f4"), total, survivors=4).verdict is SumVerdict.GOOD
+
+
 def test_flush_to_zero_does_not_change_the_model() -> None:
     torch = pytest.importorskip("torch")
     if not torch.set_flush_denormal(True):
