@@ -17,6 +17,8 @@ from lazaret.errors import ConfigError
 
 MONAI: Final = "1.6.1"
 """What the tests read a bundle with."""
+PILLOW: Final = "image squash bilinear"
+"""What a bundle does to an image before the network (`npr.data.manifest.image_decoding`)."""
 _PLACES: Final = {
     "model.onnx": "models/model.onnx",
     "model.safetensors": "models/model.safetensors",
@@ -30,9 +32,17 @@ def bundle_files(contents: Mapping[str, bytes], about: Mapping[str, Any], *, out
     :param contents: with `model.onnx`; what has no place of its own goes to docs.
     :param about: what model.json says of the model.
     :param output: the output of the ONNX file that is the prediction.
-    :raises ConfigError: if a class has a name that MONAI would take for something else.
+    :raises ConfigError: if a class has a name that MONAI would take for something else, or images are prepared here in
+        a way that a bundle does not have.
     """
     _check_names(about["classes"])
+    decoding = about["input"].get("decoding", PILLOW)
+    if decoding != PILLOW and "dicom" not in decoding:
+        raise ConfigError(
+            f"a MONAI bundle would prepare images in another way than this site ({decoding})",
+            where="[data] source",
+            hint="export without --format",
+        )
     placed = {_PLACES.get(name, f"docs/{name}"): content for name, content in contents.items()}
     placed["configs/metadata.json"] = _json(_metadata(about, output))
     placed["configs/inference.json"] = _json(_inference(about, output))

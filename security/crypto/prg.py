@@ -22,7 +22,7 @@ BLOCK_BYTES: Final = 16
 CHUNK_BYTES: Final = 256 * 1024
 _ZEROS: Final = memoryview(bytes(CHUNK_BYTES))
 
-Words = npt.NDArray[Any]  # uint32 or uint64, little-endian, one dimension
+Words = npt.NDArray[Any]  # of 16, 32 or 64 bits, little-endian, one dimension
 
 
 def _stream(key: Secret, offset: int) -> CipherContext:

@@ -192,7 +192,7 @@ def combine(layout: Layout, sums: Words, groups: Groups, *, survivors: int) -> W
     whole = int(weights.sum())
     out = everything(layout, np.ascontiguousarray(sums).reshape(-1)).copy()
     # Rounding must not make a sum void that a full clip in every group has reached.
-    most = (layout.quantum * whole + survivors * layout.weight_cap) // layout.weight_cap
+    most = min(layout.half_ring, (layout.quantum * whole + survivors * layout.weight_cap) // layout.weight_cap)
     for start in range(0, layout.state_words, CHUNK_WORDS):
         part = slice(start, min(start + CHUNK_WORDS, layout.state_words))
         scaled = np.sort(signed[:, part].astype(np.int64) * whole // weights, axis=0)

@@ -11,6 +11,7 @@ import pytest
 from lazaret.errors import ConfigError
 from npr import monai_bundle
 from npr.monai_bundle import bundle_files
+from site_agent.trainer.predict import decoding_for
 
 ABOUT: dict[str, Any] = {
     "federation": "lesions",
@@ -35,6 +36,16 @@ def test_files_are_where_monai_documents_them() -> None:
     assert about["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": "nevus", "1": "bcc"}
     features = json.loads(bundle_files(CONTENTS, ABOUT, output="features")["configs/metadata.json"])
     assert features["task"] == "image features"
+
+
+@pytest.mark.parametrize("source", ["generated:", "csv:table.csv", "fed-isic:folder"])
+def test_a_site_that_prepares_images_in_another_way_has_no_bundle(source: str) -> None:
+    about = ABOUT | {"input": {**ABOUT["input"], "decoding": decoding_for(source, 32, 3).settings}}
+    if source.startswith("fed-isic"):
+        with pytest.raises(ConfigError, match="in another way than this site"):
+            bundle_files(CONTENTS, about, output="probabilities")
+    else:
+        assert bundle_files(CONTENTS, about, output="probabilities")
 
 
 RUNS = ABOUT | {"classes": ["nevus", "$'ra' + 'n'", "grade #1"]}
