@@ -66,7 +66,8 @@ class SharedNoise:
         :raises ConfigError: where ring, cohort or tensors are not fit for it.
         """
         exponents = {block.clip_exponent for block in layout.state_blocks}
-        if layout.ring_bits not in (24, 32) or len(exponents) != 1 or any(b.kind != "mean" for b in layout.state_blocks):
+        kinds = {block.kind for block in layout.state_blocks}
+        if layout.ring_bits not in (24, 32) or len(exponents) != 1 or kinds != {"mean"}:
             raise ConfigError(
                 "shared noise is for weights with one clip, in a ring of 24 or 32 bits",
                 where="dp.noise",
