@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def on_disk() -> Iterator[Path]:
-    """A folder on disk. The others may be in /dev/shm (scripts/test), which is open to every trainer."""
+    """A folder on disk, its name short (sockets). Others may be in /dev/shm, which is open to every trainer."""
     with TemporaryDirectory(dir="/var/tmp", prefix="lazaret-") as folder:
         yield Path(folder)
 

@@ -10,6 +10,7 @@ import json
 import logging
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -23,6 +24,11 @@ from tests.support.isolated import SENT, listening
 ROOT = Path(__file__).parents[2]
 NAMES = ["tcp", "udp", "name", "local", "local_by_pair", "abstract", "key"]
 pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    return Path(mkdtemp(dir=on_disk))
 
 
 class AttackedWorld(LearningWorld):

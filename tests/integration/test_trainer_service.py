@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -20,6 +21,11 @@ from tests.integration.test_nothing_personal_is_said import LearningWorld
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    return Path(mkdtemp(dir=on_disk))
 
 
 class ServiceWorld(LearningWorld):

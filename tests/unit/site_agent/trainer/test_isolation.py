@@ -137,7 +137,7 @@ def made(to):
 
 def test_the_namespace_needs_no_privilege_and_keeps_the_owner_of_files(listeners: Listeners) -> None:
     need(NAMESPACE)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # which anybody may enter
         os.chmod(name, 0o777)
         listeners.to["made"] = f"{name}/file"
         found = tried([*NETWORK, "made"], listeners.to, [NAMESPACE], before=NOBODY, child=False)
