@@ -145,7 +145,7 @@ def read_table(
     :param known: what a hint lists where one is not; `needed` if left out.
     :param refuse: takes what is wrong with a row; if it returns, the row is left out.
     """
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(text_of(path), newline=""), strict=True)
     try:
         columns = tuple(reader.fieldnames or ())
         for name in needed:
@@ -168,7 +168,8 @@ def read_table(
     return CsvTable(columns=columns, entries=tuple(entries))
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """A table as text, plain or gzipped."""
     data = _bytes(path)
     try:
         return data.decode("utf-8-sig")

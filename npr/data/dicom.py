@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from lazaret.errors import ConfigError, DataError
 from npr.config import LabelsOfImage
-from npr.data.catalogue import NO_SITE, Catalogue
-from npr.data.columns import Arrays, read_table
+from npr.data.catalogue import NO_LABEL, NO_SITE, SEPARATOR, Catalogue
+from npr.data.columns import Arrays, read_table, text_of
 from npr.data.dicom_pixels import DicomView, Window, as_data_error, frame_count, read_header
 from npr.data.generated import ICH_CLASSES
 from npr.data.identifiers import IDENTIFIERS, LISTING
@@ -22,6 +23,9 @@ from npr.data.sides import unit_key
 from npr.data.store import Fault, FaultKind, ImageStorage
 
 log = logging.getLogger("npr.data")
+
+RSNA_LABELS: Final = "stage_2_train.csv"  # of the challenge
+_ANY: Final = "any"  # its sixth row for each slice: whether one of the others is there
 
 
 def load_dicom(
@@ -52,7 +56,7 @@ def load_dicom(
                 where=str(path),
                 hint=f"leave the class list out, or give {', '.join(ICH_CLASSES)}",
             )
-        return load_rsna(path, image_size=image_size, storage=storage, view=view)
+        return load_rsna(path, image_size=image_size, storage=storage, view=view, labels=labels)
     table = partial(load_csv, listed=partial(_by_identifier, files=files), labels=labels)
     load = load_folders if path.is_dir() else table
     catalogue = load(
@@ -217,17 +221,25 @@ def _units(path: Path, where: str) -> tuple[str, str]:
         return str(header.get("PatientID") or ""), str(header.get("StudyInstanceUID") or "")
 
 
-def load_rsna(path: Path, *, image_size: int, storage: ImageStorage, view: DicomView) -> Catalogue:
+def load_rsna(
+    path: Path, *, image_size: int, storage: ImageStorage, view: DicomView, labels: LabelsOfImage = "one"
+) -> Catalogue:
     """`ID_*.dcm` files beside (or in a folder beside) one npz of ids, labels, clients and folds.
 
     The published split is by slice, so one patient's slices are on both sides and at several sites.
+
+    :param labels: `many` takes all bleedings of a slice from the challenge's own table; the split file has one of them.
     """
     splits = sorted(path.glob("*.npz"))
     if len(splits) != 1:
         raise DataError(f"folder holds {len(splits)} split files, not one", where=str(path))
     images = next((path / name for name in ("stage_2_train", "images") if os.path.isdir(path / name)), path)
+    rows = read_rsna_split(splits[0], images)
+    if labels == "many":
+        found = read_rsna_labels(path / RSNA_LABELS, [row.id for row in rows])
+        rows = [replace(row, label=SEPARATOR.join(found[row.id]) or NO_LABEL) for row in rows]
     catalogue = catalogue_of(
-        read_rsna_split(splits[0], images),
+        rows,
         ICH_CLASSES,
         name="rsna-ich",
         where=splits[0].name,
@@ -236,6 +248,7 @@ def load_rsna(path: Path, *, image_size: int, storage: ImageStorage, view: Dicom
         storage=storage,
         split_name="fold",
         split_grouped=False,
+        labels=labels,
     )
     units, kind = header_units([images / f"{name}.dcm" for name in catalogue.ids], catalogue.row_names)
     return replace(catalogue, units=units, unit_kind=kind)
@@ -263,3 +276,27 @@ def read_rsna_split(split: Path, images: Path) -> list[Row]:
             )
         )
     return rows
+
+
+def read_rsna_labels(table: Path, slices: Iterable[str]) -> dict[str, list[str]]:
+    """All bleedings of each of these slices. The table has a row `SLICE_BLEEDING,0` or `...,1` for each of both.
+
+    It has four million rows, so they are not kept.
+    """
+    known: dict[str, dict[str, str]] = {name: {} for name in slices}
+    for number, line in enumerate(text_of(table).splitlines(), start=1):
+        name, _, value = line.partition(",")
+        image, _, bleeding = name.rpartition("_")
+        if image not in known:
+            continue
+        where = f"{table.name} row {number}"
+        if bleeding not in (*ICH_CLASSES, _ANY) or value.strip() not in ("0", "1"):
+            hint = f"SLICE_NAME,0 or SLICE_NAME,1, with a name of {', '.join((*ICH_CLASSES, _ANY))}"
+            raise DataError("not a row of the challenge's table", where=where, hint=hint)
+        if known[image].setdefault(bleeding, value.strip()) != value.strip():
+            raise DataError("an earlier row says the opposite about this slice", where=where)
+    for number, told in enumerate(known.values()):
+        if missing := [name for name in ICH_CLASSES if name not in told]:
+            hint = f"the table has nothing about {', '.join(missing)}; copy {table.name} again"
+            raise DataError(f"slice {number} of the split file is not fully labelled", where=table.name, hint=hint)
+    return {image: [name for name in ICH_CLASSES if told[name] == "1"] for image, told in known.items()}

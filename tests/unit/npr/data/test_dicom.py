@@ -199,6 +199,45 @@ class TestRsna:
         with pytest.raises(ConfigError, match="classes of RSNA-ICH are fixed"):
             open_catalogue(f"dicom:{root}?classes=subdural,epidural", image_size=16)
 
+    def labelled(self, root, **changes):
+        """The challenge's table: slices with two bleedings, one, none, and one again."""
+        truth = {0: ("epidural", "subdural"), 1: ("subdural",), 2: (), 3: ("subarachnoid",)}
+        rows = {
+            f"ID_{number:09x}_{name}": str(int(name in has or (name == "any" and bool(has))))
+            for number, has in truth.items()
+            for name in (*ICH_CLASSES, "any")
+        } | changes
+        lines = [f"{name},{value}" for name, value in rows.items() if value]
+        (root / "stage_2_train.csv").write_text("\n".join(["ID,Label", "ID_ffffffffe_any,0", *lines]) + "\n")
+        return f"dicom:{root}"
+
+    def test_all_bleedings_of_a_slice_come_from_the_table_of_the_challenge(self, save, tmp_path):
+        source = self.labelled(self.layout(save, tmp_path))
+        found = open_catalogue(source, image_size=16, labels="many")
+        assert found.many and found.class_names == ICH_CLASSES
+        assert found.labels.tolist() == [[1, 0, 0, 0, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0], [0, 0, 0, 1, 0]]
+        assert found.sites == ("client_00", "client_00", "client_03", "client_03")
+        assert not open_catalogue(source, image_size=16).many, "one label is that of the split file"
+
+    @pytest.mark.parametrize(
+        ("changes", "message", "where"),
+        [
+            ({"ID_000000001_any": "2"}, "not a row of the challenge's table", "stage_2_train.csv row 14"),
+            ({"ID_000000001_broken": "1"}, "not a row of the challenge's table", "stage_2_train.csv row 27"),
+            ({"ID_000000001_subdural": ""}, "slice 1 of the split file is not fully labelled", "stage_2_train.csv"),
+            ({"ID_000000001_subdural": "1\nID_000000001_subdural,0"}, "says the opposite", "stage_2_train.csv row 14"),
+        ],
+    )
+    def test_mistakes_in_the_table_of_the_challenge(self, save, tmp_path, changes, message, where):
+        source = self.labelled(self.layout(save, tmp_path), **changes)
+        with pytest.raises(DataError, match=message) as caught:
+            open_catalogue(source, image_size=16, labels="many")
+        assert caught.value.where == where
+
+    def test_without_the_table_of_the_challenge(self, save, tmp_path):
+        with pytest.raises(DataError, match="table is missing"):
+            open_catalogue(f"dicom:{self.layout(save, tmp_path)}", image_size=16, labels="many")
+
     def test_a_survey_passes_over_a_slice_that_is_missing(self, save, tmp_path):
         root = self.layout(save, tmp_path)
         (root / "stage_2_train" / "ID_000000001.dcm").unlink()
