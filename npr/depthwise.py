@@ -1,9 +1,16 @@
-"""Weight gradients of depthwise convolutions on maps smaller than their kernel.
+"""Weight gradients of depthwise convolutions where the library is slow.
 
-Late layers of an EfficientNet at 64 px apply a 5x5 kernel to maps of 4x4 and 2x2. For these the library uses a
-reference loop that takes longer than the rest of a training step. Summed by kernel offset, over the part of
-the map that an offset reaches at all, the same gradient takes a twentieth of the time. Forward and input gradients
-are the library's own, so predictions do not change by a bit.
+On processors oneDNN has a fast form for kernels of at most three columns on maps that are not smaller than the kernel.
+All others go a way that computes sixteen channels for each one: an EfficientNet, which has 5x5 kernels, spends a fifth
+of a step on it. Two forms of the same gradient avoid that:
+
+- by columns: the kernel is cut into parts of three columns (and, where there is a stride, into the parts that meet the
+  same pixels), and the library is asked for each of them;
+- by offset: on tiny maps each entry of the kernel meets few pixels, which are multiplied and summed here.
+
+Convolutions with TensorFlow's padding ("same", more zeros below than above) copy their map into a larger one. Here the
+kernel gets a first row and column of zeros instead, and the padding is the same on all sides. Forward and input
+gradients are the library's own, so predictions do not change by a bit.
 """
 
 from __future__ import annotations
@@ -18,17 +25,22 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.nn.grad import conv2d_input
+
+from npr import _torchvision  # noqa: F401  (must run before timm is imported)
+
+from timm.layers import Conv2dSame  # isort: skip
+from timm.layers.padding import pad_same_arg  # isort: skip
 
 Pair = tuple[int, int]
 
 # Where the sum by offset below is used. On the processor always, so that its results depend on no measurement.
 _BY_OFFSET = {"cpu": True}
+# Where a kernel is cut into columns: a remedy for one library of processors.
+_BY_COLUMNS = frozenset({"cpu"})
+_COLUMNS = 3
 
 
-def measure_depthwise(
-    place: torch.device, wait: Callable[[Tensor], object], *, deterministic: bool = False
-) -> bool:
+def measure_depthwise(place: torch.device, wait: Callable[[Tensor], object], *, deterministic: bool = False) -> bool:
     """Decide for a device, by measurement, whether the gradient below is faster than the library's own.
 
     Where results must repeat, nothing is measured and the library's gradient is used.
@@ -52,7 +64,7 @@ def _is_faster(place: torch.device, wait: Callable[[Tensor], object]) -> bool:
         return time.perf_counter() - started
 
     def ours() -> Tensor:
-        return cast(Tensor, _Depthwise.apply(images, weight, None, (1, 1), (2, 2)))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Depthwise.apply(images, weight, None, (1, 1), (2, 2), (0, 0)))  # type: ignore[no-untyped-call]
 
     def theirs() -> Tensor:
         return functional.conv2d(images, weight, None, 1, 2, groups=672)
@@ -63,13 +75,15 @@ def _is_faster(place: torch.device, wait: Callable[[Tensor], object]) -> bool:
 
 
 def speed_up_depthwise(model: nn.Module) -> None:
-    """Give plain depthwise convolutions the gradient below, in place. Their type, names and parameters stay."""
+    """Give depthwise convolutions the gradients below, in place. Their type, names and parameters stay."""
     for layer in model.modules():
-        # Exactly this type: a subclass may pad in its own way before it convolves.
+        # Exactly these types: a subclass may pad in its own way before it convolves.
         if type(layer) is nn.Conv2d and _fits(layer):
             layer._conv_forward = partial(  # type: ignore[method-assign]
                 depthwise_conv2d, stride=_pair(layer.stride), padding=_pair(layer.padding)
             )
+        elif isinstance(layer, Conv2dSame) and type(layer) is Conv2dSame and _fits(layer):
+            layer.forward = partial(_same, layer)
 
 
 def _fits(layer: nn.Conv2d) -> bool:
@@ -86,19 +100,42 @@ def _pair(value: Any) -> Pair:
 def depthwise_conv2d(images: Tensor, weight: Tensor, bias: Tensor | None, *, stride: Pair, padding: Pair) -> Tensor:
     """`conv2d` with one group per channel."""
     small = weight.shape[2] > images.shape[2] or weight.shape[3] > images.shape[3]
-    wanted = small and torch.is_grad_enabled() and weight.requires_grad and _BY_OFFSET.get(images.device.type, False)
-    # Under autocast the library casts images and weight inside, and its own gradient knows about it.
-    if wanted and not torch.is_autocast_enabled(images.device.type):
-        return cast(Tensor, _Depthwise.apply(images, weight, bias, stride, padding))  # type: ignore[no-untyped-call]
+    by_columns = images.device.type in _BY_COLUMNS and weight.shape[3] > _COLUMNS
+    by_offset = small and _BY_OFFSET.get(images.device.type, False)
+    if (by_columns or by_offset) and _learns(images, weight):
+        return cast(Tensor, _Depthwise.apply(images, weight, bias, stride, padding, (0, 0)))  # type: ignore[no-untyped-call]
     return functional.conv2d(images, weight, bias, stride, padding, groups=weight.shape[0])
 
 
+def _same(layer: Conv2dSame, images: Tensor) -> Tensor:
+    """As many outputs as pixels, divided by the stride; an odd zero is below and on the right."""
+    if images.device.type not in _BY_COLUMNS or not _learns(images, layer.weight):
+        return cast(Tensor, type(layer).forward(layer, images))
+    stride = _pair(layer.stride)
+    sides = pad_same_arg(list(images.shape[2:]), list(layer.weight.shape[2:]), list(stride))
+    left, right, above, below = map(int, sides)
+    zeros = (below - above, right - left)
+    return cast(
+        Tensor,
+        _Depthwise.apply(images, layer.weight, layer.bias, stride, (below, right), zeros),  # type: ignore[no-untyped-call]
+    )
+
+
+def _learns(images: Tensor, weight: Tensor) -> bool:
+    # Under autocast the library casts images and weight inside, and its own gradient knows about it.
+    return torch.is_grad_enabled() and weight.requires_grad and not torch.is_autocast_enabled(images.device.type)
+
+
 class _Depthwise(torch.autograd.Function):
+    """:param zeros: rows and columns of zeros that are put before the kernel's own."""
+
     @staticmethod
-    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+    def forward(
+        ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, zeros: Pair
+    ) -> Tensor:
         ctx.save_for_backward(images, weight)
-        ctx.stride, ctx.padding = stride, padding
-        return functional.conv2d(images, weight, bias, stride, padding, groups=weight.shape[0])
+        ctx.stride, ctx.padding, ctx.zeros = stride, padding, zeros
+        return functional.conv2d(images, _after(weight, zeros), bias, stride, padding, groups=weight.shape[0])
 
     @staticmethod
     @once_differentiable
@@ -106,20 +143,62 @@ class _Depthwise(torch.autograd.Function):
         images, weight = ctx.saved_tensors
         to_images = to_weight = to_bias = None
         if ctx.needs_input_grad[0]:
-            to_images = conv2d_input(  # type: ignore[no-untyped-call]
-                images.shape, weight, gradient, ctx.stride, ctx.padding, groups=weight.shape[0]
-            )
+            to_images = _library(images, gradient, _after(weight, ctx.zeros), ctx.stride, ctx.padding, wanted=0)
         if ctx.needs_input_grad[1]:
-            to_weight = kernel_gradient(images, gradient, weight.shape, ctx.stride, ctx.padding)
+            before = ctx.padding[0] - ctx.zeros[0], ctx.padding[1] - ctx.zeros[1]
+            to_weight = kernel_gradient(images, gradient, weight.shape, ctx.stride, before)
         if ctx.needs_input_grad[2]:
             to_bias = gradient.sum((0, 2, 3))
-        return to_images, to_weight, to_bias, None, None
+        return to_images, to_weight, to_bias, None, None, None
 
 
-def kernel_gradient(images: Tensor, gradient: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
-    """(C, 1, h, w): offset (i, j) of the kernel meets pixel (s y + i - p, s x + j - p) for every output (y, x)."""
-    found = kernel_gradients(images, gradient, shape, stride, padding, together=True)
+def _after(weight: Tensor, zeros: Pair) -> Tensor:
+    return functional.pad(weight, (zeros[1], 0, zeros[0], 0)) if any(zeros) else weight
+
+
+def _library(images: Tensor, gradient: Tensor, weight: Tensor, stride: Pair, padding: Pair, *, wanted: int) -> Tensor:
+    """The library's gradient of images (`wanted` = 0) or weight (1)."""
+    mask = (wanted == 0, wanted == 1, False)
+    found = torch.ops.aten.convolution_backward(
+        gradient, images, weight, None, stride, padding, (1, 1), False, (0, 0), len(weight), mask
+    )
+    return cast(Tensor, found[wanted])
+
+
+def kernel_gradient(images: Tensor, gradient: Tensor, shape: torch.Size, stride: Pair, before: Pair) -> Tensor:
+    """(C, 1, h, w): offset (i, j) of the kernel meets pixel (s y + i - p, s x + j - p) for every output (y, x).
+
+    :param before: zeros above and on the left.
+    """
+    tiny = 2 * images.shape[2] < shape[2] or 2 * images.shape[3] < shape[3]
+    if images.device.type in _BY_COLUMNS and not tiny:
+        return _by_columns(images, gradient, shape, stride, before)
+    found = kernel_gradients(images, gradient, shape, stride, before, together=True)
     return found[0].permute(2, 0, 1).unsqueeze(1)
+
+
+def _by_columns(images: Tensor, gradient: Tensor, shape: torch.Size, stride: Pair, before: Pair) -> Tensor:
+    result = images.new_empty(shape)
+    # Row i of a kernel meets pixels s y + i - p: rows that differ by s meet the same ones, as if the stride were one.
+    apart = stride if shape[3] > _COLUMNS else (1, 1)
+    rest = stride[0] // apart[0], stride[1] // apart[1]
+    for i, j in product(range(min(apart[0], shape[2])), range(min(apart[1], shape[3]))):
+        (above, top), (left, start) = divmod(i - before[0], apart[0]), divmod(j - before[1], apart[1])
+        pixels, part = images[:, :, top :: apart[0], start :: apart[1]], result[:, :, i :: apart[0], j :: apart[1]]
+        rows = _edges(-above, pixels.shape[2], part.shape[2], gradient.shape[2], rest[0])
+        # The library can put the zeros above and below itself, if there are as many and the map is not too small.
+        inside = rows[0] if rows[0] == rows[1] >= 0 and pixels.shape[2] >= part.shape[2] else 0
+        for column in range(0, part.shape[3], _COLUMNS):
+            some = part[..., column : column + _COLUMNS]
+            columns = _edges(-left - column, pixels.shape[3], some.shape[3], gradient.shape[3], rest[1])
+            seen = functional.pad(pixels, (*columns, rows[0] - inside, rows[1] - inside))
+            some.copy_(_library(seen, gradient, some, rest, (inside, 0), wanted=1))
+    return result
+
+
+def _edges(before: int, size: int, kernel: int, outputs: int, stride: int) -> Pair:
+    """Zeros before and after a row of pixels, so that a kernel has so many outputs; fewer than none are cut off."""
+    return before, (outputs - 1) * stride + kernel - size - before
 
 
 _IN_CACHE = 1 << 19
@@ -190,7 +269,16 @@ def _one_by_one(images: Tensor, gradient: Tensor, shape: torch.Size, stride: Pai
             inner.copy_(seen[:, :, :rows, :columns])
             seen, zeros = frame, (0, 0)
         found = torch.ops.aten.convolution_backward(
-            gradient[record : record + 1], seen, weight, None, stride, zeros, (1, 1), False, (0, 0), channels,
+            gradient[record : record + 1],
+            seen,
+            weight,
+            None,
+            stride,
+            zeros,
+            (1, 1),
+            False,
+            (0, 0),
+            channels,
             (False, True, False),
         )[1]
         result[record] = found[:, 0].permute(1, 2, 0)

@@ -128,6 +128,7 @@ def pretended_card(**settings: Any) -> Iterator[Device]:
         patch.setattr(Batches, "_prepared", in_any_thread)
         # The same gradient of depthwise kernels as on the processor, so that outcomes can be compared.
         patch.setitem(depthwise._BY_OFFSET, "cuda", True)
+        patch.setattr(depthwise, "_BY_COLUMNS", frozenset({"cpu", "cuda"}))
         yield Device(place=CARD, reason="pretended", **settings)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch.nn import functional
 from npr import depthwise
 from npr.depthwise import depthwise_conv2d, speed_up_depthwise
 from npr.model import ModelSpec, build_model
+
+from timm.layers import Conv2dSame  # isort: skip  (after npr, which prepares timm's import)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 2), (4, 4), (3, 2), (2, 9)])
@@ -57,17 +60,58 @@ def test_gradients_of_each_record_are_the_librarys(size, kernel, stride, edges) 
     assert empty.shape == (0, kernel, kernel, 6)
 
 
-def test_it_is_used_for_small_maps_only_and_not_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [(5, 5), (8, 8), (16, 16), (17, 31), (9, 6)])
+@pytest.mark.parametrize(("kernel", "stride"), [(5, 1), (5, 2), (5, 3), (7, 1), (7, 2), (4, 2), (6, 4)])
+def test_a_kernel_cut_into_columns_has_the_librarys_gradients(size, kernel, stride) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(3, 6, *size, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(6, 1, kernel, kernel, dtype=torch.float64)
+    half = kernel // 2
+    both = []
+    for function in (
+        lambda x, w: depthwise_conv2d(x, w, None, stride=(stride, stride), padding=(half, half)),
+        lambda x, w: functional.conv2d(x, w, None, stride, half, groups=6),
+    ):
+        inputs = [tensor.clone().requires_grad_() for tensor in (images, weight)]
+        output = function(*inputs)
+        both.append((output.detach(), *torch.autograd.grad(output.sin().sum(), inputs)))
+    for ours, theirs in zip(*both, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [(2, 2), (4, 4), (15, 8), (16, 16), (33, 32)])
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 2), (5, 1), (4, 1), (3, 4)])
+def test_tensorflows_padding_has_the_librarys_outputs_and_gradients(size, kernel, stride) -> None:
+    torch.manual_seed(0)
+    layer = Conv2dSame(6, 6, kernel, stride, groups=6).to(torch.float64)
+    plain = copy.deepcopy(layer)
+    speed_up_depthwise(layer)
+    assert "forward" in vars(layer)
+    images = torch.randn(3, 6, *size, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    both = []
+    for one in (layer, plain):
+        seen = images.clone().requires_grad_()
+        output = one(seen)
+        both.append((output.detach(), *torch.autograd.grad(output.sin().sum(), (seen, one.weight, one.bias))))
+    for ours, theirs in zip(*both, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_it_is_used_where_the_library_is_slow_and_not_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     right = depthwise.kernel_gradient
-    monkeypatch.setattr(depthwise, "kernel_gradient", lambda *a: calls.append(a[0].shape[2]) or right(*a))
-    layer = nn.Conv2d(4, 4, 5, padding=2, groups=4)
-    speed_up_depthwise(layer)
-    for size in (4, 5, 8):
-        layer(torch.randn(2, 4, size, size)).sum().backward()
-    assert calls == [4]
+    monkeypatch.setattr(depthwise, "kernel_gradient", lambda *a: calls.append((a[2][2], a[0].shape[2])) or right(*a))
+    for kernel in (3, 5):
+        layer = nn.Conv2d(4, 4, kernel, padding=kernel // 2, groups=4)
+        speed_up_depthwise(layer)
+        for size in (2, 4, 8):
+            layer(torch.randn(2, 4, size, size)).sum().backward()
+    assert calls == [(3, 2), (5, 2), (5, 4), (5, 8)]
     with torch.inference_mode():
         assert layer(torch.randn(2, 4, 2, 2)).shape == (2, 4, 2, 2)
+    monkeypatch.setattr(depthwise, "_BY_COLUMNS", frozenset({"cuda"}))  # a library of processors is slow, no other
+    layer(torch.randn(2, 4, 8, 8)).sum().backward()
+    assert len(calls) == 4
 
 
 def test_layers_that_are_something_else_are_left_alone() -> None:
@@ -89,13 +133,16 @@ def test_layers_that_are_something_else_are_left_alone() -> None:
 
 def test_a_model_keeps_its_names_and_predictions_and_a_copy_its_own_weights() -> None:
     model = build_model(ModelSpec(num_classes=3, architecture="tf_efficientnet_lite0", seed=1))
-    changed = [layer for layer in model.modules() if "_conv_forward" in vars(layer)]
-    assert len(changed) == 12 and all(type(layer) is nn.Conv2d for layer in changed)
+    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    changed = [layer for layer in convolutions if {"_conv_forward", "forward"} & set(vars(layer))]
+    assert Counter(map(type, changed)) == {nn.Conv2d: 12, Conv2dSame: 4}
     twin = copy.deepcopy(model).eval()
     plain = copy.deepcopy(model).eval()
-    for layer in plain.modules():
+    for layer in (layer for layer in plain.modules() if isinstance(layer, nn.Conv2d)):
         vars(layer).pop("_conv_forward", None)
+        vars(layer).pop("forward", None)
     images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(twin(images), plain(images)), "with gradients"
     with torch.no_grad():
         assert torch.equal(twin(images), plain(images))
         for parameter in model.parameters():
