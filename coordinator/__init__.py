@@ -25,8 +25,7 @@ Imported by: coordinator.dashboard.
     witness         witness of the sites' logs, and forwarder between them
     status          `coordinator status`
     export          `coordinator export`
-    recover         `coordinator recover`
-    backup          `backup`, `restore` and `state`
+    backup          `backup`, `restore`, `recover` and `state`
     __main__        `python -m coordinator`
     dashboard       the operator's page
 """

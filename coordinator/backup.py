@@ -1,4 +1,4 @@
-"""`coordinator backup`, `restore` and `state`: copies of a coordinator that offer no attempt a second time.
+"""`coordinator backup`, `restore`, `recover` and `state`: copies of a coordinator that offer no attempt a second time.
 
 A *backup* has neither keys nor the database: what `restore` makes of it is a coordinator under another name, which
 takes the run up from what a site hands over (`coordinator recover`). A *move* has everything and ends this folder. The
@@ -23,14 +23,18 @@ from coordinator.storage import Storage
 from lazaret import archive, control, copies, software
 from lazaret.archive import ArchiveContents
 from lazaret.copies import BACKUP, EVERYTHING, MOVE, NEITHER, CopyTable
-from security.clock import SystemClock
+from lazaret.errors import ConfigError
+from lazaret.terminal import emit, say
+from security.clock import Clock, SystemClock
 from security.identity import member_copies
 from security.identity.enrolment import Identity
 from security.identity.member_copies import RestoreWishes, restore_options
+from security.identity.membership import aggregation_policy
 from security.identity.pki import Role
 from security.identity.request import EnrolmentRequest
 from security.identity.tls_probe import names_of
 from security.log.events import OperatorAction
+from security.secagg.handover import Handover
 
 # What is not listed is in a move only.
 STATE: Final = {
@@ -118,6 +122,46 @@ def restore_coordinator(
         return contents, member_copies.new_member(staging, contents, Role.COORDINATOR, wishes, hosts=hosts)
 
 
+# A coordinator whose disk is lost.
+
+
+def take_up(
+    config_path: Path, file: Path, *, completed: int | None = None, clock: Clock | None = None
+) -> dict[str, Any]:
+    """Put a handover into the state folder, which must not have a result yet. docs/operators.md, "Losing the
+    coordinator".
+
+    The newest covered result becomes the only link of the chain: sites that have it continue from there, and sites that
+    are behind get it as a whole state. Strikes and exclusions, and the sums of older rounds, are gone.
+
+    :param completed: how many models the run has published, if the file's count is wrong.
+    """
+    from coordinator.assembly import read_manifest  # here: the other commands of this file need no assembly
+
+    clock = clock or SystemClock()
+    config, base = CoordinatorConfig.read(config_path)
+    manifest = read_manifest(Identity(folder=base / config.identity), clock)
+    found = Handover.read(file, aggregation_policy(manifest, now_ms=clock.now_ms()))
+    done = found.completed if completed is None else completed
+    if not 0 < done <= found.round:
+        raise ConfigError(f"round {found.round} cannot be the model number {done}", where="--completed")
+    storage = Storage(base / config.state, keep_models=config.storage.keep_models)
+    try:
+        if storage.history.links():
+            raise ConfigError(
+                "this coordinator has results of its own", where=str(storage.folder), hint="recover is for a lost state"
+            )
+        storage.belongs_to(manifest.federation, manifest.run)
+        storage.recover(found, completed=done, now_ms=clock.now_ms())
+    finally:
+        storage.close()
+    state_hash = found.covered.result.state_hash.hex()
+    return {"run": manifest.run, "round": found.round, "completed": done, "state_hash": state_hash}
+
+
+# The commands.
+
+
 @click.command()
 @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--move", is_flag=True, help="With keys and all; this folder can do nothing afterwards.")
@@ -138,6 +182,20 @@ def restore(source: Path, folder: Path, as_json: bool, **wishes: str | None) -> 
     moved = f"delete {source} and its copies, and start it under the same host name"
     enrolled = "`coordinator join`;\nthen `coordinator recover` takes the run up, with a file of `site-agent handover`"
     member_copies.say_restored(contents, folder, request, as_json=as_json, moved=moved, enrolled=enrolled)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@with_config
+@click.option("--completed", type=click.IntRange(1), help="Models published so far, if not what the file says.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def recover(file: Path, config_path: Path, completed: int | None, as_json: bool) -> None:
+    """Take a run up again after the state folder was lost, from a FILE that a site wrote with `site-agent handover`."""
+    found = take_up(config_path, file, completed=completed)
+    if as_json:
+        emit(found)
+        return
+    say(f"run {found['run']} continues after round {found['round']}, with {found['completed']} models published")
 
 
 def _rows(config_path: Path) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,6 @@ Group = late_group(
             "end-run": "End the run in force before its last round.",
             "runs": "List, archive or remove the files of finished runs.",
             "export": "Write the global model as safetensors.",
-            "recover": "Take a run up again after the state folder was lost.",
             "log-export": "Copy the privacy log for an auditor.",
             "log-note": "Record an action of yours in the privacy log.",
             "log-erase": "Erase private annexes of entries of the privacy log.",
@@ -36,6 +35,7 @@ Group = late_group(
         "coordinator.backup": {
             "backup": "Write a copy of this coordinator to a file, or move it to another machine.",
             "restore": "Make a folder of such a file.",
+            "recover": "Take a run up again after the state folder was lost.",
             "state": "List this coordinator's files, and which of them may be copied.",
         },
     }

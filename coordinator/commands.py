@@ -273,22 +273,6 @@ def status(config_path: Path, as_json: bool, running: bool) -> None:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@with_config
-@click.option("--completed", type=click.IntRange(1), help="Models published so far, if not what the file says.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def recover(file: Path, config_path: Path, completed: int | None, as_json: bool) -> None:
-    """Take a run up again after the state folder was lost, from a FILE that a site wrote with `site-agent handover`."""
-    from coordinator.recover import recover as take_up
-
-    found = take_up(config_path, file, completed=completed)
-    if as_json:
-        emit(found)
-        return
-    say(f"run {found['run']} continues after round {found['round']}, with {found['completed']} models published")
-
-
-@click.command()
 @click.argument("target", type=click.Path(path_type=Path))
 @with_config
 @click.option("--round", "number", type=int, help="After this round; the newest if not given.")

@@ -130,7 +130,6 @@ _CODE = (
     "dp/private_site.py",
     "dp/releases.py",
     "dp/sgd.py",
-    "dp/shared.py",
     "methods/*.py",
 )
 

@@ -15,7 +15,8 @@ Imported by: coordinator, npr, npr.dp, npr.lab, npr.methods, site_agent.
     identifiers  names that whoever fills a folder of DICOM files and its reader agree on
     dicom_pixels  from one DICOM file to pixels: frame, rescale, window, colour
     fed_isic    Fed-ISIC2019
-    generated   generated lesions, for tests and the demo
+    generated   generated lesions as a data set, for tests and the demo; class counts of the benchmarks
+    lesions     how they are drawn
     store       decoded images in memory or memory-mapped
     augment     augmentation of batches
     loader      batches, prepared in the background

@@ -36,8 +36,7 @@ from npr.dp.releases import (
     similarity,
     unit_features,
 )
-from npr.dp.sgd import DpSgd, Indices, StepReport
-from npr.dp.shared import SharedStep, momentum_units
+from npr.dp.sgd import DpSgd, Indices, SharedStep, StepReport, momentum_units
 from npr.methods.base import Method
 from npr.methods.site import AUGMENTATIONS, Site
 from npr.params import Contribution

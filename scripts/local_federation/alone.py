@@ -18,7 +18,7 @@ def figures_alone(path: Path, name: str, rounds: int) -> dict[str, Any]:
     """
     from npr.metrics import balanced_accuracy, balanced_auc
     from npr.recipe import recipe_of
-    from site_agent.trainer.alone import train_alone
+    from site_agent.trainer.evaluation import train_alone
 
     config = SiteConfig.read(path)
     manifest = manifest_at(config.identity)

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import click
 
+from coordinator.backup import take_up
 from coordinator.phases import RunPhase
-from coordinator.recover import recover
 from lazaret.checks import used_bytes
 from lazaret.terminal import emit, run_command, say
 from security.audit.agreement import keys_of
@@ -190,7 +190,7 @@ class HalfYear:
         config = federation.folder / "coordinator.toml"
         model = f'initial_model = "{federation.model_path}"'
         config.write_text(f'identity = "hub-2"\nstate = "hub-state"\nlisten = "127.0.0.1:1"\n{model}\n')
-        recover(config, handed, completed=before, clock=federation.clock)
+        take_up(config, handed, completed=before, clock=federation.clock)
         federation.start_hub()
         self._work(1)
         assert federation.engine.completed == before + 1

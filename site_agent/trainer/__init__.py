@@ -25,11 +25,10 @@ Imported by: site_agent, site_agent.archive, site_agent.checks, site_agent.page.
     predictor        the site's model, ready to use
     predict          `site-agent predict`
     reports          predictions as DICOM structured reports
-    evaluation       `site-agent evaluate`
+    evaluation       `site-agent evaluate`, and the same hospital without a federation, to compare with
     clinical_figures  its figures of each class against the others
     subgroups        groups of patients, from a column of the hospital's table
     evaluation_page  its page with plots
-    alone            the same hospital without a federation, to compare with
     export           `site-agent export`
     model_card       MODEL_CARD.md
 """

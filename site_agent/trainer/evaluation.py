@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lazaret import files
 from lazaret.errors import ConfigError
 from lazaret.terminal import progress
 from npr.bootstrap import Interval, bootstrap_auc, bootstrap_interval
-from npr.data.dataset import Samples
+from npr.data.dataset import Samples, SiteData
+from npr.device import PROCESSOR, Device
+from npr.methods import registry
+from npr.methods.local import Local
+from npr.methods.site import Site
 from npr.metrics import (
     Labels,
     Predictions,
@@ -25,8 +29,12 @@ from npr.metrics import (
     recalls,
     with_temperature,
 )
+from npr.model import normalisation
+from npr.recipe import Recipe
+from npr.wire_layout import build_initial, spec_of
+from security.identity.initial_model import InitialModel
+from security.identity.manifest import Manifest
 from site_agent.config import SiteConfig
-from site_agent.trainer.alone import train_alone
 from site_agent.trainer.clinical_figures import check_findings, clinical_figures, finding_lines, with_interval
 from site_agent.trainer.personal_state import SiteRecord
 from site_agent.trainer.predictor import Predictor, Which, deploy, scores_of
@@ -250,3 +258,40 @@ def _matrix(names: list[str], rows: list[list[int]]) -> list[str]:
         for name, row in zip(names, rows, strict=True)
     ]
     return ["confusion, columns are predictions:", head, *body]
+
+
+# The same hospital without a federation: same images, model, loss and number of rounds, nothing exchanged.
+# What it gives is what a federation must be compared with: `--alone` shows it and keeps it for the model card, and the
+# demo prints it.
+
+
+def train_alone(
+    manifest: Manifest,
+    initial: InitialModel,
+    recipe: Recipe,
+    data: SiteData,
+    *,
+    rounds: int,
+    device: Device = PROCESSOR,
+    tell: Callable[[int, int], Any] | None = None,
+) -> Scores:
+    """Probabilities for the test images, of a model that has seen this hospital's training images only."""
+    spec = spec_of(manifest.model.architecture, len(manifest.model.classes), recipe)
+    method = Local(recipe.config, name="local", npr=registry.get(manifest.training.method).npr)
+    mean, std = normalisation(spec)
+    model = build_initial(method, spec, initial.tensors)
+    site = Site(
+        name=data.name,
+        train=data.train,
+        model=model,
+        config=recipe.config,
+        seed=recipe.seed,
+        mean=mean,
+        std=std,
+        device=device,
+    )
+    for number in range(1, rounds + 1):
+        method.local_round(site, number)
+        if tell is not None:
+            tell(number, rounds)
+    return method.predictor(site, site.model, "local")(data.test)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from coordinator.backup import take_up
 from coordinator.database import FILE
-from coordinator.recover import recover
 from lazaret.errors import ConfigError, VerificationFailed
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
@@ -102,7 +102,7 @@ def test_a_lost_database_is_taken_up_from_a_site(federation: WholeFederation) ->
     after_two_rounds(federation)
     for name in (FILE, f"{FILE}-wal", f"{FILE}-shm"):
         (federation.folder / "hub-state" / name).unlink(missing_ok=True)
-    found = recover(write_toml(federation), handed_over(federation), clock=federation.clock)
+    found = take_up(write_toml(federation), handed_over(federation), clock=federation.clock)
     assert (found["round"], found["completed"]) == (2, 2)
     federation.start_hub()
     federation.run_rounds(2)
@@ -122,7 +122,7 @@ def test_another_coordinator_takes_the_run_up(federation: WholeFederation) -> No
     federation.manifest = world.publish()
     federation.hub = "hub-2"
     federation.give_manifest("hub-2")
-    recover(write_toml(federation, "hub-2"), handed_over(federation), clock=federation.clock)
+    take_up(write_toml(federation, "hub-2"), handed_over(federation), clock=federation.clock)
     federation.start_hub()
     federation.run_rounds(2)
     assert federation.survivors()[-1] == set(SITES) and not federation.left
@@ -155,7 +155,7 @@ def test_an_older_handover_costs_time_and_nobody_forks(federation: WholeFederati
     for name in (FILE, f"{FILE}-wal", f"{FILE}-shm"):
         (federation.folder / "hub-state" / name).unlink(missing_ok=True)
     shutil.rmtree(federation.folder / "hub-state" / "log")  # or its own log would show that this is too old
-    recover(write_toml(federation), old, clock=federation.clock)
+    take_up(write_toml(federation), old, clock=federation.clock)
     federation.start_hub()
     with pytest.raises(AssertionError, match="did not happen"):
         federation.run(lambda: federation.published > 1, seconds=10)
@@ -207,7 +207,7 @@ def lost_before_the_certificate(federation: WholeFederation) -> None:
     world.enroll("hub-2", Role.COORDINATOR, hosts=("localhost", "127.0.0.1"))
     federation.manifest, federation.hub = world.publish(), "hub-2"
     federation.give_manifest("hub-2")
-    assert recover(write_toml(federation, "hub-2"), handed_over(federation), clock=federation.clock)["round"] == 1
+    assert take_up(write_toml(federation, "hub-2"), handed_over(federation), clock=federation.clock)["round"] == 1
     federation.start_hub()
 
 

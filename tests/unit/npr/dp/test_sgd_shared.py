@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lazaret.errors import ConfigError
-from npr.dp.shared import momentum_units, noised, patient_units
+from npr.dp.sgd import momentum_units, noised, patient_units
 from security.dp.accountant import MechanismEvent, rdp_curve, shared_event, shared_multiplier
 from security.dp.ledger import Reservation
 from security.dp.noise import NoiseSource
