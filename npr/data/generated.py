@@ -155,7 +155,7 @@ def _with_findings(site_of: NDArray[np.int64], rng: np.random.Generator) -> tupl
     """Lesions that differ in nothing but these two textures, and which of them each has."""
     found = rng.random((len(site_of), len(FINDINGS))) < FINDING_SHARE[site_of]
     first, second = (np.full(len(site_of), TEXTURES.index(name)) for name in FINDINGS)
-    strength = _f32(found * rng.uniform(0.6, 1.0, found.shape))
+    strength = (found * rng.uniform(0.6, 1.0, found.shape)).astype(np.float32)
     return replace(draw_lesions(first, rng), second=second, strength=strength), found.astype(np.int64)
 
 
