@@ -122,8 +122,10 @@ def _same(layer: Conv2dSame, images: Tensor) -> Tensor:
 
 
 def _learns(images: Tensor, weight: Tensor) -> bool:
-    # Under autocast the library casts images and weight inside, and its own gradient knows about it.
-    return torch.is_grad_enabled() and weight.requires_grad and not torch.is_autocast_enabled(images.device.type)
+    # Under autocast the library casts images and weight inside, and its own gradient knows about it. Transforms of
+    # functions (Opacus has vmap compute the gradient of each record) take the library's own operations alone.
+    other = torch.is_autocast_enabled(images.device.type) or torch._C._are_functorch_transforms_active()
+    return torch.is_grad_enabled() and weight.requires_grad and not other
 
 
 class _Depthwise(torch.autograd.Function):

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation, ToolkitError
 from npr.config import TrainConfig
 from npr.data.generated import ISIC_CLASSES
-from npr.dp import shared as shared_steps
+from npr.dp import sgd as shared_steps
 from npr.model import ModelSpec
 from npr.recipe import Recipe
 from npr.wire_layout import export

@@ -149,3 +149,19 @@ def test_a_model_keeps_its_names_and_predictions_and_a_copy_its_own_weights() ->
             parameter.zero_()
         assert torch.equal(twin(images), plain(images)), "the copy does not look at the original"
     assert list(twin.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize("make", [nn.Conv2d, Conv2dSame])
+def test_transforms_of_functions_go_the_librarys_way(make: type[nn.Conv2d]) -> None:
+    """Opacus has vmap compute the gradient of each record of a layer that it does not know."""
+    torch.manual_seed(0)
+    layer = make(4, 4, 5, 2, 2, groups=4, bias=False).to(torch.float64)
+    speed_up_depthwise(layer)
+    images = torch.randn(3, 4, 8, 8, dtype=torch.float64)
+
+    def loss(weight: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {"weight": weight}, (image[None],)).sin().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(layer.weight.detach(), images)
+    layer(images).sin().sum().backward()
+    torch.testing.assert_close(each.sum(0), layer.weight.grad, rtol=1e-12, atol=1e-12)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lazaret.errors import BudgetExhausted, ConfigError
-from npr.dp import shared
+from npr.dp import sgd
 from npr.dp.federation import PrivateFederation, PrivateSchedule
 from npr.dp.private_site import PrivateTraining
 from npr.federation import Federation
@@ -187,7 +187,7 @@ def test_momentum_of_shared_steps_goes_on_after_a_restart(
     federation.checkpoint(tmp_path / "saved")
     again = private(plan, **PLAIN | {"momentum": 0.9})
     again.restore(tmp_path / "saved")
-    monkeypatch.setattr(shared, "noised", lambda total, *_given, **_more: np.zeros_like(total))
+    monkeypatch.setattr(sgd, "noised", lambda total, *_given, **_more: np.zeros_like(total))
     for each in (federation, again):
         each.run_round()
         moved = each.model.head.weight.detach() - before
