@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import IO, cast
 
 import numpy as np
 import pytest
@@ -132,6 +132,8 @@ def test_a_worker_takes_part_falls_silent_differs_dies_and_comes_back(
 
         crew._seconds = 60
         helper.send_signal(signal.SIGCONT)
+        # It leaves the round of before first, at the latest when its own patience has ended.
+        assert any("another process of this training does not answer" in line for line in cast(IO[str], helper.stderr))
         crew._terms["data"] = "of another hospital"
         together._work = crew.local_round
         with pytest.raises(WorkerLost, match="1 of 2 processes cannot take part"):
@@ -142,7 +144,7 @@ def test_a_worker_takes_part_falls_silent_differs_dies_and_comes_back(
         with pytest.raises(WorkerLost, match="another process of this training does not answer"):
             together.train(2, state)
         _, told = helper.communicate(timeout=30)
-        assert "another process of this training does not answer" in told and "these are not the agent's images" in told
+        assert "these are not the agent's images" in told
 
         helper = worker(place, tmp_path)
         together._work = crew.local_round
