@@ -25,7 +25,7 @@ from lazaret import malloc
 from lazaret.control import BY_SIGNAL, NEXT_RUN
 from lazaret.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from lazaret.files import naming
-from lazaret.kernel_bytes import meter
+from lazaret.kernel_bytes import Meter, meter
 from lazaret.service_manager import ServiceManager
 from lazaret.stopping import stop_on_signals
 from protos.parse import FROM_SITE, Parcel
@@ -61,14 +61,18 @@ class Stopping(Exception):
 
 
 class Service:
-    """The coordinator on the network."""
+    """The coordinator on the network.
 
-    def __init__(self, shell: Shell, identity: Identity, seat: Seat) -> None:
+    :param counted: of a process that has had runs before: connections of the last one may still be open, and what they
+        have carried is counted already.
+    """
+
+    def __init__(self, shell: Shell, identity: Identity, seat: Seat, *, counted: Meter | None = None) -> None:
         self.shell = shell
         self.identity = identity
         self._seat = seat
         self.port = 0
-        self.traffic = KernelByteLog(shell.books.log, meter())
+        self.traffic = KernelByteLog(shell.books.log, counted or meter())
         self.stopped = asyncio.Event()
         self.watch: Watch = lambda: None
         self.next_run = False  # this run is over, and another one waits
@@ -405,8 +409,8 @@ def run_until_stopped(
     """A coordinator from start to end. An aggregation under way is finished or aborted first, if that can be done
     soon."""
     malloc.keep_small()
-    manager = ServiceManager()
-    while _one_run(config, base, shell_type, service_type, manager):
+    manager, counted = ServiceManager(), meter()
+    while _one_run(config, base, shell_type, service_type, manager, counted):
         log.info("the next run begins")
 
 
@@ -416,6 +420,7 @@ def _one_run(
     shell_type: type[Shell],
     service_type: type[Service],
     manager: ServiceManager,
+    counted: Meter,
 ) -> bool:
     """Until the coordinator is stopped, or its run is over and another one waits: True, which is then installed."""
     ready = prepare(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
@@ -423,7 +428,7 @@ def _one_run(
     seen = RunPresence(ready.shell, ready.manifest, config)
 
     async def serve() -> bool:
-        service = service_type(ready.shell, ready.identity, ready.seat)
+        service = service_type(ready.shell, ready.identity, ready.seat, counted=counted)
         stop_on_signals(service.stop)
         with open_dashboard(config, base, ready) as watch:
 

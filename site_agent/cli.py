@@ -105,7 +105,7 @@ def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | No
     from security.clock import SystemClock
     from security.rng import SystemRandomness
     from site_agent.assembly import assemble
-    from site_agent.client import serve
+    from site_agent.client import meter_for, serve
     from site_agent.metrics import open_metrics
     from site_agent.model_commands import help_agent
     from site_agent.run import Agent
@@ -118,7 +118,7 @@ def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | No
         help_agent(config, place)
         return
     with last_words(config.state):
-        again, manager = True, ServiceManager()
+        again, manager, counted = True, ServiceManager(), meter_for(config.coordinator)
         while again:  # for every run
             agent = assemble(
                 config,
@@ -138,6 +138,7 @@ def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | No
                     serve(
                         agent,
                         config.coordinator,
+                        counted=counted,
                         until=lambda stopped: stop_on_signals(stopped.set),
                         watch=watch,
                         ended=seen.stop,

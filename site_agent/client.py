@@ -71,12 +71,16 @@ Event = Callable[[], Iterator[bytes]]
 
 
 class Client:
-    """A site on the network."""
+    """A site on the network.
 
-    def __init__(self, agent: Agent, table: CoordinatorTable) -> None:
+    :param counted: of a process that has had runs before: a connection of the last one may still be open, and what it
+        has carried is counted already.
+    """
+
+    def __init__(self, agent: Agent, table: CoordinatorTable, *, counted: Meter | None = None) -> None:
         self.agent = agent
         self.table = table
-        self.traffic = KernelByteLog(agent.log, meter_for(table))
+        self.traffic = KernelByteLog(agent.log, counted or meter_for(table))
         self.stopped = asyncio.Event()
         self.watch: Callable[[], None] = lambda: None
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -362,6 +366,7 @@ async def serve(
     agent: Agent,
     table: CoordinatorTable,
     *,
+    counted: Meter,
     until: Callable[[asyncio.Event], None],
     watch: Callable[[], None] = lambda: None,
     ended: Callable[[str], None] = lambda _: None,
@@ -369,11 +374,12 @@ async def serve(
     """Run an agent; `until` gets the event that stops it, for signal handlers. True if it is to be assembled again, for
     the next run.
 
+    :param counted: one for all runs of this process.
     :param watch: called several times a second.
     :param ended: hears why the agent ends.
     :raises ToolkitError: when there is no use in trying again. The log ends in order either way.
     """
-    client = Client(agent, table)
+    client = Client(agent, table, counted=counted)
     client.watch = watch
     until(client.stopped)
     gc.freeze()  # what exists now stays; garbage collection during an aggregation need not visit it

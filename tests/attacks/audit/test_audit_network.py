@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,32 @@ def test_most_of_what_left_must_be_in_the_widest_count(lonely: Lonely, site: Sit
     assert lonely.codes() == {"CounterCoverage"}
 
 
+@pytest.mark.parametrize(("one_meter", "codes"), [(True, set()), (False, {"UnloggedTraffic"})])
+def test_a_connection_that_outlives_its_run_is_not_counted_again(
+    lonely: Lonely, site: Site, one_meter: bool, codes: set[str]
+) -> None:
+    """gRPC closes a connection some time after it was told to; by then the agent of the next run may count."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        meter = Meter(partial(tcp_flows, {port}))
+        site.send("Open")
+        site.send("Shares")
+        with socket.create_connection(("127.0.0.1", port)) as stream:
+            stream.sendall(bytes(site.sent + 3000))
+            KernelByteLog(lonely.log, meter).close()
+            site.log.append(ev.AgentStop(reason="next run"))
+            lonely.log.close()
+            following = lonely.reopen()
+            # The twin begins to count anew, at a connection that has carried much.
+            KernelByteLog(following, meter if one_meter else Meter(partial(tcp_flows, {port}))).close()
+            again = Site(lonely)
+            again.log, again.number = following, 100
+            again.send("Open")
+            stream.sendall(bytes(again.sent))
+            KernelByteLog(following, meter).close()
+    assert lonely.codes() == codes
+
+
 # A real agent, and something in its process that talks to a stranger.
 
 
@@ -301,7 +328,7 @@ async def _talk(world: World, agent: Agent, smuggled: int) -> None:
     stop: list[asyncio.Event] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_bytes, "_stays", lambda here, there: there[1] != away)
-        running = asyncio.create_task(serve(agent, table(port), until=stop.append))
+        running = asyncio.create_task(serve(agent, table(port), counted=meter_for(table(port)), until=stop.append))
         await asyncio.wait_for(coordinator.done.wait(), 30)
         if smuggled:
             _, writer = await asyncio.open_connection("127.0.0.1", away)

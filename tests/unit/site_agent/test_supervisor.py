@@ -216,8 +216,8 @@ def test_answers_that_nobody_has_asked_for_do_not_use_up_descriptors(
     with supervised(lambda: Scripted(unasked), lambda: Scripted(honest)) as found:
         found.train(1, STATE)
         assert done.wait(10)
+        wait_for(lambda: "answers that nobody has asked for" in caplog.text)
         assert found.train(2, STATE).samples == 7
-    assert "answers that nobody has asked for" in caplog.text
     wait_for(lambda: vectors_open() <= before)
     # The twin: without the limit they stay, all of them.
     monkeypatch.setattr(module, "MOST_WAITING", 10_000)
