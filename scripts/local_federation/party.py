@@ -24,7 +24,7 @@ from scripts.local_federation.sums import kept_folder
 from security.clock import SystemClock
 from security.rng import SystemRandomness
 from site_agent.assembly import assemble
-from site_agent.client import serve
+from site_agent.client import meter_for, serve
 from site_agent.config import SiteConfig
 from site_agent.effects import Effect, KeepUpdate
 from site_agent.status import AgentPresence
@@ -78,13 +78,15 @@ def site(path: Path, numbers: bool) -> None:
         logging.info("starting")
         config = SiteConfig.read(path)
         until = lambda stopped: stop_on_signals(stopped.set)  # noqa: E731  # as the command has it
-        again = True
+        again, counted = True, meter_for(config.coordinator)
         while again:
             agent = assemble(
                 config, clock=SystemClock(), rng=SystemRandomness(), make_learner=learner, agent_type=KeepingAgent
             )
             seen = AgentPresence(config, agent)
-            again = asyncio.run(serve(agent, config.coordinator, until=until, watch=seen.look, ended=seen.stop))
+            again = asyncio.run(
+                serve(agent, config.coordinator, counted=counted, until=until, watch=seen.look, ended=seen.stop)
+            )
 
 
 if __name__ == "__main__":
