@@ -366,7 +366,7 @@ async def serve(
     agent: Agent,
     table: CoordinatorTable,
     *,
-    counted: Meter,
+    counted: Meter | None = None,
     until: Callable[[asyncio.Event], None],
     watch: Callable[[], None] = lambda: None,
     ended: Callable[[str], None] = lambda _: None,
@@ -374,7 +374,7 @@ async def serve(
     """Run an agent; `until` gets the event that stops it, for signal handlers. True if it is to be assembled again, for
     the next run.
 
-    :param counted: one for all runs of this process.
+    :param counted: one for all runs of this process, where there may be several.
     :param watch: called several times a second.
     :param ended: hears why the agent ends.
     :raises ToolkitError: when there is no use in trying again. The log ends in order either way.

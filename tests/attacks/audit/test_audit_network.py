@@ -328,7 +328,7 @@ async def _talk(world: World, agent: Agent, smuggled: int) -> None:
     stop: list[asyncio.Event] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_bytes, "_stays", lambda here, there: there[1] != away)
-        running = asyncio.create_task(serve(agent, table(port), counted=meter_for(table(port)), until=stop.append))
+        running = asyncio.create_task(serve(agent, table(port), until=stop.append))
         await asyncio.wait_for(coordinator.done.wait(), 30)
         if smuggled:
             _, writer = await asyncio.open_connection("127.0.0.1", away)

@@ -17,7 +17,7 @@ import pytest
 from lazaret.errors import BudgetExhausted
 from protos.tls import TIME_KEY
 from site_agent import client as clients
-from site_agent.client import Client, meter_for, serve
+from site_agent.client import Client, serve
 from site_agent.config import CoordinatorTable
 from tests.support.consortium_world import World
 from tests.support.proxies import listening
@@ -111,13 +111,13 @@ def test_the_log_ends_with_the_coarse_reason(
     monkeypatch.setattr(Client, "run", run)
     agent = world.start(SITE)
     with pytest.raises(type(error)):
-        asyncio.run(serve(agent, table(1), counted=meter_for(table(1)), until=lambda stopped: None))
+        asyncio.run(serve(agent, table(1), until=lambda stopped: None))
     assert [entry["reason"] for entry in world.entries(SITE, "agent.stop")] == [reason]
 
 
 def test_an_agent_that_was_told_to_stop_says_so(world: SiteWorld) -> None:
     agent = world.start(SITE)
-    asyncio.run(serve(agent, table(1), counted=meter_for(table(1)), until=lambda stopped: stopped.set()))
+    asyncio.run(serve(agent, table(1), until=lambda stopped: stopped.set()))
     assert [entry["reason"] for entry in world.entries(SITE, "agent.stop")] == ["stopped by a signal"]
 
 
