@@ -10,7 +10,10 @@ import os
 import pwd
 import re
 import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from lazaret.errors import ConfigError
@@ -41,8 +44,9 @@ def _ours(path: Path) -> bool:
     return path.suffix == ".py" or (path.is_file() and path.parent.name in SHIPPED)
 
 
+@cache
 def package_digest() -> str:
-    """SHA-256 over the names and contents of all our modules and of what ships with them, in order."""
+    """SHA-256 over the names and contents of all our modules and of what ships with them, in order. Read once."""
     digest = hashlib.sha256()
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -111,9 +115,22 @@ def image_digest() -> str | None:
     return found[1]
 
 
-def _installed() -> dict[str, str]:
+def _installed() -> Mapping[str, str]:
     """Every distribution on the path and its version; the first one wins, as it does for imports."""
+    return _installed_on(tuple(sys.path))
+
+
+@cache
+def _installed_on(path: tuple[str, ...]) -> Mapping[str, str]:
+    """Read once in a process: what it runs is what was there when it started."""
     found: dict[str, str] = {}
-    for one in importlib.metadata.distributions():
-        found.setdefault(re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower(), one.version)
-    return found
+    for one in importlib.metadata.distributions(path=list(path)):
+        name, number = _named(one.read_text("METADATA") or one.read_text("PKG-INFO") or one.read_text("") or "")
+        found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), number)
+    return MappingProxyType(found)
+
+
+def _named(metadata: str) -> tuple[str, str]:
+    """Name and version from the headers. The library would parse the description below them, too: a second in all."""
+    headers = dict(line.partition(": ")[::2] for line in metadata.partition("\n\n")[0].splitlines())
+    return headers.get("Name", ""), headers.get("Version", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -12,6 +13,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import protos.tls  # noqa: F401  # imported for what it does to the environment
+from lazaret import malloc
+
+IMPORTED = 50_000  # objects; torch alone makes three times as many
 
 
 def pytest_configure() -> None:
@@ -28,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="long; scripts/test --long"))
+
+
+@pytest.fixture(autouse=True)
+def quick_collections() -> None:
+    """What was imported stays: collections, which agents ask for in every round, need not look at it. An agent that
+    ends thaws what it froze, and this with it."""
+    if gc.get_freeze_count() < IMPORTED:
+        malloc.settle()
 
 
 @pytest.fixture(scope="module")

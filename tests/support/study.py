@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from coordinator.assembly import assemble as assemble_coordinator
 from coordinator.config import CoordinatorConfig
 from coordinator.run import Shell
 from coordinator.service import Service, close_coordinator
-from lazaret import malloc, software
+from lazaret import malloc
 from lazaret.control import BY_SIGNAL, NEXT_RUN
 from security.clock import ManualClock
 from security.consortium.authority import Authority
@@ -71,9 +70,8 @@ def small_study(folder: Path, sites: tuple[str, ...] = SITES, *, rounds: int = 5
 
 @contextmanager
 def quick_starts() -> Iterator[None]:
-    """For many starts in one process: packages stay the same, and collections that torch makes slow are left out."""
+    """For many starts in one process: collections that torch makes slow are left out."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(software, "_installed", cache(software._installed))
         patched.setattr(malloc, "give_back", lambda: None)
         yield
 
