@@ -44,6 +44,7 @@ def test_a_lead_is_claimed_only_with_lower_ends_above_zero():
         return {
             "settings": {"data": {"image_size": 64}, "rounds": 5},
             "summary": [{"kind": "chosen", "variant": "fednpr-per", "choices": {"0": how}}],
+            "choices": [{"variant": "fednpr-per", "fold": 0, "validation": 0.5}],
             "comparisons": [row | {"against": name, "pooled_recall": [4.5, low, 6.0]} for name in names],
         }
 
@@ -52,3 +53,25 @@ def test_a_lead_is_claimed_only_with_lower_ends_above_zero():
     assert evidence.headline(content(-0.1)).startswith("A lead of FedNPR is not shown")
     assert "+4.5 [-0.1, +6.0] points of pooled recall" in evidence.headline(content(-0.1))
     assert "Chosen: `fednpr-per`: local model by refit." in evidence.headline(content(-0.1))
+
+
+@pytest.mark.parametrize("validation", [0.4, 0.6])
+def test_the_headline_is_about_the_variant_that_the_validation_side_prefers(validation):
+    """One that is ahead on the test images alone is not named, and its lead not claimed."""
+    rows = [
+        {"model": "chosen", "variant": name, "against": against, "cells": 6, "mean_bacc": [1.0, 0.5, 2.0]}
+        | {"pooled_recall": recall}
+        for against in evidence.REFERENCES
+        for name, recall in (("fednpr", [0.5, -1.0, 2.0]), ("fednpr-per", [6.0, 5.0, 7.0]))
+    ]
+    content = {
+        "settings": {"data": {"image_size": 64}, "rounds": 5},
+        "summary": [],
+        "choices": [
+            {"variant": "fednpr", "fold": 0, "validation": 0.5},
+            {"variant": "fednpr-per", "fold": 0, "validation": validation},
+        ],
+        "comparisons": rows,
+    }
+    text = evidence.headline(content)
+    assert text.startswith("A lead of FedNPR is shown") == ("`fednpr-per`" in text) == (validation > 0.5)
