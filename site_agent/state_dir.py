@@ -24,11 +24,13 @@ log/                 the privacy log
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -57,11 +59,10 @@ if TYPE_CHECKING:  # commands that only look at the folder need no protocol
     from site_agent.state_writer import Draft
 
 KEPT_STATES: Final = 3
+LAST_WORDS_SECONDS: Final = 10
 STATE_HINT: Final = "[site] state must be a folder for this agent alone; it is created if there is none"
 _MAX_COUNT: Final = 2**53 - 1
-_OF_A_RUN: Final = (
-    "wal", "rounds", "pending", "memory", "states", "models", "metrics.jsonl", "covered", "stopped", "run",
-)  # fmt: skip
+_OF_A_RUN: Final = ("wal", "rounds", "pending", "states", "metrics.jsonl", "covered", "stopped", "run")
 
 
 log = logging.getLogger("site-agent")
@@ -155,10 +156,12 @@ class StateDir:
             WriteAheadLog(self.wal).close()  # or it is refused here: an agent of the old run still has it open
         target = self.folder / "runs" / run
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.memory, self.models):
+            _empty_into(folder, target / folder.name)
         for name in _OF_A_RUN:
             if (self.folder / name).exists() and not (target / name).exists():
                 (self.folder / name).rename(target / name)
-        for path in (self.pending, self.memory, self.states, self.models):
+        for path in (self.pending, self.states):
             path.mkdir(mode=0o700, exist_ok=True)
 
     def tidy(self) -> None:
@@ -364,6 +367,31 @@ def _make_private(folder: Path) -> None:
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         reason = "this user may not write there" if isinstance(error, PermissionError) else "is not a folder"
         raise ConfigError(reason, where=str(folder), hint=STATE_HINT) from error
+
+
+def _empty_into(folder: Path, target: Path) -> None:
+    """Move what a trainer has kept for a run that is over. The folder stays the one that it is: a container of the
+    trainer has mounted it, and would go on with the files of the old run.
+
+    :raises ConfigError: if the trainer of that run does not end: what it writes later would be taken for the new run's.
+    """
+    target.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for left in range(LAST_WORDS_SECONDS * 10, -1, -1):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not left:
+                    raise ConfigError(
+                        "the trainer of the last run still uses this folder", where=str(folder), hint="stop it first"
+                    ) from None
+                time.sleep(0.1)
+        for path in folder.iterdir():
+            path.rename(target / path.name)
+    finally:
+        os.close(descriptor)
 
 
 def _read_count(path: Path, what: str, hint: str) -> int:

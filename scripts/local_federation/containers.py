@@ -1,4 +1,5 @@
-"""`scripts/containers`: a coordinator and three hospitals in containers, two rounds, one killed; then the logs.
+"""`scripts/containers`: a coordinator and three hospitals in containers, two rounds, one killed, then a second run that
+comes by wire; then the logs.
 
 The base is made of Debian's packages, the images of a release (`scripts/releasing.py`) with deploy/containers. Every
 command of the consortium and of the members runs in a container too, as user 65532 and on a read-only root. At a
@@ -28,7 +29,16 @@ from lazaret.errors import ConfigError, ToolkitError
 from lazaret.terminal import emit, run_command
 from scripts.local_federation.demo import Told
 from scripts.local_federation.processes import GaveUp, wait_until
-from scripts.local_federation.typed import ROUNDS, SITES, TypedFederation, role_of, sboms_as_logged, starts
+from scripts.local_federation.typed import (
+    PLAN,
+    ROUNDS,
+    SITES,
+    TypedFederation,
+    model_words,
+    role_of,
+    sboms_as_logged,
+    starts,
+)
 from scripts.releasing import ROOT, SBOM, release
 from security.audit.facts import LogHistory
 
@@ -43,11 +53,15 @@ CLOSED: Final = (
     "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=1024:1024", "--tmpfs", "/tmp:mode=1777,noexec",
     "--tmpfs", "/var/cache/lazaret:mode=1777,noexec",
 )  # fmt: skip
+# What a trainer's container reads of its hospital's folder, and what it shares.
+GIVEN: Final = ("site.toml", "initial.safetensors", "plugins", "state/initial")
+SHARED: Final = ("run", "state/memory", "state/models", "state/sides")
 NO_SHELL: Final = """\
 ARG BASE
 FROM ${BASE}
 RUN ["/usr/bin/python3", "-c", "import os; [os.unlink('/bin/' + name) for name in ('sh', 'dash', 'bash', 'rbash')]"]
 """
+
 
 def hindrance(*, base: Path | None) -> str | None:
     """Why it cannot be tried on this machine."""
@@ -174,7 +188,8 @@ class ContainerFederation(TypedFederation):
     def set_up(self, config: Path, lines: str = "") -> None:
         """Agent and trainer are two services."""
         super().set_up(config, 'trainer_socket = "run/trainer.sock"\nisolation = "required"\n' + lines)
-        for name in ("run", "state", "state/memory", "state/models", "state/sides"):
+        config.write_text(config.read_text().replace('# accept_runs = "ask"', 'accept_runs = "within_policy"'))
+        for name in ("run", "plugins", "state", "state/initial", "state/memory", "state/models", "state/sides"):
             (config.parent / name).mkdir(mode=0o700, exist_ok=True)
         self.give(config.parent)
 
@@ -189,9 +204,8 @@ class ContainerFederation(TypedFederation):
         for site in SITES:
             home = self.folder / site
             self._start(f"{site}-agent", "site", *where, *digest["site"], "", mounts=[f"{home}:{HOME}"])
-            shared = ("run", "state/memory", "state/models", "state/sides")
-            mounts = [f"{home / name}:{HOME}/{name}:ro" for name in ("site.toml", "initial.safetensors")]
-            mounts += [f"{home / name}:{HOME}/{name}" for name in shared]
+            mounts = [f"{home / name}:{HOME}/{name}:ro" for name in GIVEN]
+            mounts += [f"{home / name}:{HOME}/{name}" for name in SHARED]
             mounts.append(f"{self.folder / 'images' / site}:/images:ro")
             command = "-m site_agent.trainer --config site.toml --required"
             self._start(f"{site}-trainer", "site", *trainer, command, mounts=mounts)
@@ -226,8 +240,32 @@ class ContainerFederation(TypedFederation):
         self.tell(f"{victim} was killed while its site trained round 2")
         completed = int(self._status()["completed"])
         podman("start", self.running[victim])
-        wait_until(self._over, "the end of the run", seconds=600)
+        wait_until(lambda: self._over(ROUNDS), "the end of the run", seconds=600)
         return victim, completed
+
+    def play_second(self) -> bool:
+        """A run of one round with another model. Both are given to the operator alone; nothing is copied or started.
+
+        :returns: whether every hospital has fetched the model and begun the run by its own policy, agents and
+            coordinator are the processes that they were, and no trainer has taken up the old run's personal state.
+        """
+        stay = [self.running[name] for name in ("coordinator", *(f"{site}-agent" for site in SITES))]
+        before = podman("inspect", "--format", "{{.State.StartedAt}}", *stay)
+        self.typed(*model_words(1, seed=1, out="consortium/second.safetensors"))
+        plan = PLAN.replace('"containers"', '"second"').replace("initial.safe", "second.safe")
+        self.publish(plan.replace(f"rounds = {ROUNDS}", "rounds = 1"))
+        for name in ("manifest.json", "second.safetensors"):
+            shutil.copyfile(self.folder / "consortium" / name, self.folder / "hub" / name)
+        self.give(self.folder / "hub")
+        podman("exec", stay[0], "coordinator", "queue", "manifest.json", "second.safetensors")
+        wait_until(lambda: self._over(1, "second"), "the end of the second run", seconds=600)
+        return before == podman("inspect", "--format", "{{.State.StartedAt}}", *stay) and all(
+            [(body["by"], body["fetched"]) for body in (one.body for one in history.of("run.accepted"))]
+            == [("policy", True)]
+            and [path.name for path in (self.folder / name / "state" / "memory").iterdir()] == ["1.safetensors"]
+            for name, history in self.histories().items()
+            if name != "hub"
+        )
 
     def _status(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(
@@ -235,11 +273,11 @@ class ContainerFederation(TypedFederation):
         )
         return told
 
-    def _over(self) -> bool:
+    def _over(self, rounds: int, run: str = "containers") -> bool:
         """All rounds are published and the last sum is checked."""
         time.sleep(2.0)
         told = self._status()
-        return told["completed"] >= ROUNDS and told["unchecked"] is None
+        return told["run"] == run and told["completed"] >= rounds and told["unchecked"] is None
 
     def healthy(self) -> int:
         """How many of the four that have a health check pass it."""
@@ -323,10 +361,13 @@ def whole(workshop: Workshop, base: Path | None, releases: Path | None, tell: To
     tell("seven containers start")
     federation.start()
     victim, completed = federation.play()
+    tell("a second run, by wire")
+    second = federation.play_second()
     healthy = federation.healthy()
     federation.end()
     found = compared(federation, releases)
-    checks = ("image_as_logged", "sbom_as_logged", "trainers_isolated", "audit_clean")
+    found["second_run_by_wire"] = second
+    checks = ("second_run_by_wire", "image_as_logged", "sbom_as_logged", "trainers_isolated", "audit_clean")
     return {
         "ok": all(found[name] for name in checks) and healthy == 1 + len(SITES) and completed < ROUNDS,
         "rounds": ROUNDS,

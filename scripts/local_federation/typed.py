@@ -22,6 +22,7 @@ from security.audit.facts import LogHistory, read_history
 SITES: Final = ("graz", "linz", "vienna")
 CLASSES: Final = ("MEL", "NV", "BCC")
 ROUNDS: Final = 2
+CONSORTIUM: Final = ("--dir", "consortium", "--no-passphrase")
 PLAN: Final = f"""
 run = "containers"
 [model]
@@ -47,6 +48,14 @@ def write_images(folder: Path, seed: int) -> None:
             pixels = dirt.integers(0, 120, size=(32, 32, 3), dtype=np.uint8)
             pixels[..., place] += 120
             Picture.fromarray(pixels).save(folder / label / f"{seed}-{number}.png")
+
+
+def model_words(rounds: int, *, seed: int, out: str) -> tuple[object, ...]:
+    """The command that makes an initial model."""
+    return (
+        "site", "npr-lab", "model", "--architecture", "test_efficientnet", "--image-size", 32, "--rounds", rounds,
+        "--classes", ",".join(CLASSES), "--seed", seed, "-o", out,
+    )  # fmt: skip
 
 
 class TypedFederation:
@@ -77,15 +86,9 @@ class TypedFederation:
             write_images(self.folder / "images" / site, number)
         self.give(self.folder)
         address = f"{HOST}:{self.port}"
-        self.typed(
-            "site", "npr-lab", "model", "--architecture", "test_efficientnet", "--image-size", 32, "--rounds", ROUNDS,
-            "--classes", ",".join(CLASSES), "-o", "initial.safetensors",
-        )  # fmt: skip
-        consortium = ("--dir", "consortium", "--no-passphrase")
-        told = json.loads(self.typed("coordinator", "consortium", "init", "lesions", *consortium, "--json"))
+        self.typed(*model_words(ROUNDS, seed=0, out="initial.safetensors"))
+        told = json.loads(self.typed("coordinator", "consortium", "init", "lesions", *CONSORTIUM, "--json"))
         shutil.copyfile(self.folder / "initial.safetensors", self.folder / "consortium" / "initial.safetensors")
-        (self.folder / "consortium" / "federation.toml").write_text(PLAN)
-        self.give(self.folder / "consortium")
         member = ("--federation", "lesions", "--name")
         self.typed("coordinator", "coordinator", "init", "hub", *member, "hub", "--host", HOST, "--listen", address)
         for site in SITES:
@@ -94,8 +97,8 @@ class TypedFederation:
                 "--legal-basis", "none: generated images",
             )  # fmt: skip
         for name in ("hub", *SITES):
-            self.typed("coordinator", "consortium", "enroll", f"{name}/identity/request.json", "--yes", *consortium)
-        self.typed("coordinator", "consortium", "publish", *consortium)
+            self.typed("coordinator", "consortium", "enroll", f"{name}/identity/request.json", "--yes", *CONSORTIUM)
+        self.publish(PLAN)
         self.typed("coordinator", "consortium", "kit", "--address", address, "--dir", "consortium")
         for name in ("hub", *SITES):
             program, file = ("coordinator", "coordinator") if name == "hub" else ("site-agent", "site")
@@ -105,6 +108,12 @@ class TypedFederation:
             )  # fmt: skip
         for site in SITES:
             self.set_up(self.folder / site / "site.toml")
+
+    def publish(self, plan: str) -> None:
+        """The consortium signs a manifest."""
+        (self.folder / "consortium" / "federation.toml").write_text(plan)
+        self.give(self.folder / "consortium")
+        self.typed("coordinator", "consortium", "publish", *CONSORTIUM)
 
     def set_up(self, config: Path, lines: str = "") -> None:
         """What these machines need in [site]."""

@@ -72,7 +72,8 @@ class Kit:
                 raise ConfigError("is larger than a kit may be", where=str(path), hint=_HINT)
             with zipfile.ZipFile(path) as archive:
                 content = {entry.filename: _content(archive, entry, path) for entry in archive.infolist()}
-        except (OSError, zipfile.BadZipFile, EOFError) as error:
+        except (OSError, zipfile.BadZipFile, EOFError, RuntimeError, ValueError) as error:
+            # The last two for bytes that call an entry encrypted, of a later format, or its name something else.
             raise ConfigError(f"the kit cannot be read: {error}", where=str(path), hint=_HINT) from None
         if content.keys() != {*_SMALL, _MODEL}:
             raise ConfigError("is not a kit: other files are in it", where=str(path), hint=_HINT)

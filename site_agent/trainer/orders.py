@@ -129,6 +129,7 @@ class OrderLoop:
         manifest = Manifest.from_dict(encoding.loads(shared_document(document)), "manifest")
         config.policy.check_federation(manifest)
         state = PersonalState(config.state)
+        state.hold()
         state.tidy()
         trainer, ready = make_trainer(
             config,

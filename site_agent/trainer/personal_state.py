@@ -10,6 +10,8 @@ models/evaluation.json       figures of the last `site-agent evaluate`, for the 
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +69,15 @@ class PersonalState:
     def __init__(self, folder: Path) -> None:
         self.memory = folder / "memory"
         self.models = folder / "models"
+
+    def hold(self) -> int:
+        """Until this process ends, the agent sets nothing aside here for a new run: it waits for the end.
+
+        :returns: the descriptor, which stays open.
+        """
+        descriptor = os.open(self.memory, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return descriptor
 
     def tidy(self) -> None:
         """Remove what writes left behind that a kill cut short. For the one trainer of this folder."""

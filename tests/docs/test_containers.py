@@ -13,7 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from scripts.local_federation import containers
+from scripts.local_federation.containers import GIVEN, SHARED
 from scripts.releasing import ROLES, ROOT
+from site_agent.config import SiteConfig
+from site_agent.trainer import __main__ as trainer
+from site_agent.trainer import isolation
+from tests.support.site_world import write_config
 
 yaml = pytest.importorskip("yaml")
 DEPLOY = ROOT / "deploy"
@@ -98,11 +103,28 @@ def test_the_trainer_has_neither_network_nor_keys_and_the_agent_no_images() -> N
             assert "--required" in service["entrypoint"] and "environment" not in service
             assert f"${{FOLDER}}/images/{site}:/images:ro" in mounts
             inside = {mount.split(":")[0].removeprefix("${FOLDER}/") for mount in mounts}
-            kept = ("site.toml", "initial.safetensors", "run", "state/memory", "state/models", "state/sides")
-            assert inside == {f"images/{site}", *(f"{site}/{name}" for name in kept)}
+            assert inside == {f"images/{site}", *(f"{site}/{name}" for name in (*GIVEN, *SHARED))}
+            assert {mount.split(":")[0] for mount in mounts if mount.endswith(":ro")} == {
+                f"${{FOLDER}}/images/{site}", *(f"${{FOLDER}}/{site}/{name}" for name in GIVEN)
+            }  # fmt: skip
         else:
             assert not any("images" in mount for mount in mounts) and service["networks"] == ["federation"]
             assert "DIGEST" in service["environment"]["LAZARET_IMAGE"]
+
+
+def test_the_trainer_s_container_has_what_a_trainer_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that came by wire and an approved plugin too, and not only what a first run needs."""
+    config = SiteConfig.read(write_config(tmp_path, Path("identity"), Path("initial.safetensors")))
+    for name in (*GIVEN, *SHARED):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True) if "." not in name else (tmp_path / name).touch()
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(isolation, "enter", lambda mode, **rest: asked.update(rest))
+    trainer.isolate(config, None, tmp_path / "scratch")
+    read, write = (
+        {str(path.relative_to(tmp_path)) for path in asked[name] if path.is_relative_to(tmp_path)}
+        for name in ("read", "write")
+    )
+    assert read == {*GIVEN, *SHARED} - {"site.toml", "run"} and write == {*SHARED, "scratch"} - {"run"}
 
 
 def objects() -> list[tuple[Path, dict[str, Any]]]:
@@ -161,7 +183,8 @@ def test_the_trainer_s_pod_reaches_nobody_and_sees_no_key() -> None:
     assert policies["lazaret-agent"]["ingress"] == []
     mounts = pods()["lazaret-trainer"]["containers"][0]["volumeMounts"]
     assert all("subPath" in mount for mount in mounts if mount["name"] == "home"), "never the whole folder"
-    assert not any("identity" in mount.get("subPath", "") for mount in mounts)
+    parts = {mount["subPath"]: mount.get("readOnly", False) for mount in mounts if mount["name"] == "home"}
+    assert parts == dict.fromkeys(GIVEN, True) | dict.fromkeys(SHARED, False)
     assert {"name": "images", "mountPath": "/images", "readOnly": True} in mounts
     assert "images" not in str(pods()["lazaret-agent"])
 

@@ -20,6 +20,7 @@ from security.rng import CountedRandomness
 from security.secagg import state as states
 from security.secagg.layout import Layout, Vector
 from security.secagg.site.attempt import PendingUpdate
+from site_agent import state_dir as state_module
 from site_agent.state_dir import StateDir
 from site_agent.state_writer import WriteAheadLog
 from site_agent.trainer.personal_state import PersonalState
@@ -278,6 +279,41 @@ def test_a_change_of_runs_that_a_kill_cut_short_is_finished(state_dir: StateDir)
     again = StateDir(state_dir.folder, site="graz", sealing_key=KEY, randomness=CountedRandomness(b"x"))
     assert again.claim("run-2") == "run-1"
     assert (state_dir.folder / "runs" / "run-1" / "memory" / "4.safetensors").exists() and again.rounds_done == 0
+
+
+def test_a_new_run_goes_on_in_the_folders_that_a_container_of_the_trainer_has_mounted(state_dir: StateDir) -> None:
+    """A mount follows the folder, not its name: moved, it would give the trainer the old run's personal state."""
+    state_dir.claim("run-1")
+    PersonalState(state_dir.folder).keep_model("best", b"model")
+    mounted = [os.open(path, os.O_RDONLY) for path in (state_dir.memory, state_dir.models)]
+    state_dir.claim("run-2")
+    for descriptor, path in zip(mounted, (state_dir.memory, state_dir.models), strict=True):
+        assert os.path.samestat(os.fstat(descriptor), path.stat()) and not [*path.iterdir()]
+        os.close(descriptor)
+    assert (state_dir.folder / "runs" / "run-1" / "models" / "best.safetensors").read_bytes() == b"model"
+
+
+def test_a_new_run_waits_for_the_end_of_the_trainer_before(
+    state_dir: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its last words would be the new run's first memory."""
+    state_dir.claim("run-1")
+    trainer = PersonalState(state_dir.folder)
+    held = trainer.hold()
+    monkeypatch.setattr(state_module, "LAST_WORDS_SECONDS", 0)
+    with pytest.raises(ConfigError, match="the trainer of the last run still uses this folder"):
+        state_dir.claim("run-2")
+    assert state_module.run_of(state_dir.folder) == "run-1"
+    monkeypatch.undo()
+
+    def end() -> None:
+        trainer.remember(4, b"late")
+        os.close(held)
+
+    threading.Timer(0.3, end).start()
+    assert state_dir.claim("run-2") == "run-1"
+    assert (state_dir.folder / "runs" / "run-1" / "memory" / "4.safetensors").read_bytes() == b"late"
+    assert not [*state_dir.memory.iterdir()]
 
 
 def test_a_run_that_an_agent_still_works_on_is_not_set_aside(state_dir: StateDir) -> None:

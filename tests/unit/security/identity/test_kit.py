@@ -96,6 +96,20 @@ def test_what_was_changed_on_the_way_changes_nothing(world: World, name: str) ->
     assert sorted(identity.folder.rglob("*")) == before and not (world.folder / "model").exists()
 
 
+def test_a_byte_that_was_swapped_in_what_the_archive_says_of_itself_is_refused_or_has_no_meaning(world: World) -> None:
+    path = written(world)
+    data, kit = path.read_bytes(), Kit.read(path)
+    refused = 0
+    for at in range(data.index(b"PK\x01\x02"), len(data)):
+        for bit in (1, 8, 64, 128):
+            path.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+            try:
+                assert Kit.read(path) == kit
+            except ConfigError:
+                refused += 1
+    assert refused > 500
+
+
 def test_a_root_that_nobody_confirmed_changes_nothing(world: World) -> None:
     kit, identity = Kit.read(written(world)), fresh(world, "graz")
     for announced in (None, "0" * 64, phrase("f" * 64)):
