@@ -14,15 +14,18 @@ import numpy.typing as npt
 from scipy.special import chdtrc
 
 _EXPECTED: Final = 16  # the smallest expected count of a bin; below it the chi-square law does not hold in the tail
-_CHUNK: Final = 1 << 18
+_CHUNK: Final = 1 << 16  # as whole numbers, half a megabyte: stays in the cache, and in the heap (lazaret/malloc.py)
 
 
 def _byte_counts(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """Count byte values two at a time: half as many look-ups as single bytes."""
     pairs = data[: len(data) // 2 * 2].view("<u2")
     counts = np.zeros(65_536, dtype=np.int64)
+    scratch = np.empty(min(_CHUNK, len(pairs)), dtype=np.intp)
     for start in range(0, len(pairs), _CHUNK):
-        counts += np.bincount(pairs[start : start + _CHUNK], minlength=65_536)
+        part = scratch[: len(pairs) - start]
+        np.copyto(part, pairs[start : start + _CHUNK])
+        counts += np.bincount(part, minlength=65_536)
     table = counts.reshape(256, 256)
     last = np.bincount(data[len(pairs) * 2 :], minlength=256)
     return np.asarray(table.sum(axis=0) + table.sum(axis=1) + last, dtype=np.int64)
