@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lazaret.errors import ConfigError
-from security.consortium.authority import Authority, Enrolled
+from security.consortium.authority import Authority
+from security.consortium.records import Enrolled
 from security.dp.accountant import rdp_epsilon
 from security.dp.planner import Schedule, begun_epsilon, both_figures, propose_multiplier
 from security.identity import pki

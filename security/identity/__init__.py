@@ -17,6 +17,7 @@ Imported by: coordinator, npr, protos, security.audit, security.consortium, secu
     manifest        the signed manifest as a value
     second_signature  ML-DSA-65 beside the root's ECDSA signature, where the consortium has turned it on
     rules           which manifests are accepted, one function for each rule
+    succession      which manifest may follow another
     own_issuer      TLS certificates of a site's own authority
     peers           who is at the other end of a connection
     membership      what the other packages need of a manifest

@@ -28,7 +28,8 @@ from security.identity.manifest import Manifest, TlsIssuer
 from security.identity.peers import check_tls_peer
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.request import EnrolmentAnswer, EnrolmentRequest, origin, read_file, witness_name
-from security.identity.rules import accept_newer, open_manifest
+from security.identity.rules import open_manifest
+from security.identity.succession import accept_newer
 from security.identity.token import TokenUri
 from security.log.note import KeyType, NoteSigner
 from security.rng import Randomness, SystemRandomness

@@ -31,7 +31,8 @@ from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.fingerprints import phrase
 from security.identity.request import EnrolmentAnswer, read_file
-from security.identity.rules import accept_newer, open_manifest
+from security.identity.rules import open_manifest
+from security.identity.succession import accept_newer
 
 FORMAT: Final = "lazaret-kit/1"
 MAX_KIT: Final = 4 << 30

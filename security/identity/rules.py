@@ -1,7 +1,7 @@
 """Which manifests are accepted. Each rule is a function of its own that returns or raises; none returns a verdict.
 
-`open_manifest` is the one way from bytes to a manifest that may be trusted. `check_successor` keeps history going
-forward only. Dates of members' certificates are not checked here but when a member acts: one hospital's lapsed
+`open_manifest` is the one way from bytes to a manifest that may be trusted; which one may follow another is in
+succession.py. Dates of members' certificates are not checked here but when a member acts: one hospital's lapsed
 certificate must not stop the others.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
@@ -21,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
 from security.dp.filter import check_delta
-from security.dp.planner import PREFIX, PrivateSettings, Schedule
+from security.dp.planner import PrivateSettings, Schedule
 from security.dp.shared_noise import SharedNoise
 from security.identity import pki
 from security.identity.manifest import Manifest, Member, SignatureSet, real, unseal
@@ -30,7 +29,6 @@ from security.identity.pki import Purpose, Role, Subject
 from security.identity.second_signature import (
     FETCH_AGAIN,
     check_ml_dsa,
-    check_ml_dsa_kept,
     check_ml_dsa_signature,
     log_keys,
     signed_bytes,
@@ -46,7 +44,7 @@ from security.secagg.state import MAX_MOVEMENTS
 P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 CLOCK_SKEW_MS: Final = 3_600_000
 LONGEST_VALIDITY_MS: Final = 366 * 24 * 3_600_000
-_OTHER_FEDERATION: Final = "is this the right folder, and the right consortium's manifest?"
+OTHER_FEDERATION: Final = "is this the right folder, and the right consortium's manifest?"
 TWO_SITES_HINT: Final = (
     "with two sites each learns the other's update: set allow_two_sites = true and a [privacy] table, or enrol a third"
 )
@@ -101,7 +99,7 @@ def check_federation(manifest: Manifest, root: x509.Certificate) -> None:
     names = root.subject.get_attributes_for_oid(x509.NameOID.ORGANIZATION_NAME)
     if [name.value for name in names] != [manifest.federation]:
         raise ManifestRejected(
-            f"belongs to another federation, {manifest.federation!r}", where=_where(manifest), hint=_OTHER_FEDERATION
+            f"belongs to another federation, {manifest.federation!r}", where=_where(manifest), hint=OTHER_FEDERATION
         )
 
 
@@ -221,7 +219,7 @@ def check_privacy(manifest: Manifest) -> None:
 
 def check_labels(manifest: Manifest) -> None:
     """Several labels of an image have no private form: the noise of class counts is for one class of each."""
-    if manifest.privacy is not None and _labels(manifest) == "many":
+    if manifest.privacy is not None and labels_of(manifest) == "many":
         raise PolicyViolation(
             "several labels of an image cannot be trained under differential privacy: a patient would count in more "
             "classes than the noise is for",
@@ -230,7 +228,7 @@ def check_labels(manifest: Manifest) -> None:
         )
 
 
-def _labels(manifest: Manifest) -> object:
+def labels_of(manifest: Manifest) -> object:
     return manifest.training.settings.get("labels", "one")
 
 
@@ -382,132 +380,6 @@ CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_configs,
     check_plugin,
 )
-
-
-# Rules about one manifest after another.
-
-
-def accept_newer(current: Manifest | None, offered: Manifest) -> Manifest:
-    """The manifest in force after `offered` was seen; a party keeps it on disk before it acts on it."""
-    if current is not None:
-        check_same_federation(current, offered)
-        if offered.digest == current.digest:
-            return current
-        check_not_older(current, offered)
-        check_chain(current, offered)
-        check_run(current, offered)
-        check_ml_dsa_kept(current, offered)
-    check_draw(current, offered)
-    return offered
-
-
-def check_draw(current: Manifest | None, offered: Manifest) -> None:
-    """Commitments are public before the first secret is opened, and groups that were drawn stay for the whole run.
-
-    Otherwise the consortium, or the site that opens its secret last, could choose who is in one group.
-    """
-    drawn = offered.aggregation.groups
-    if current is None or current.run != offered.run:
-        if drawn is not None and drawn.secrets and (current is not None or offered.version == 1):
-            raise ManifestRejected(
-                "has the secrets of the draw of groups, but is the first manifest of the run",
-                where=_where(offered),
-                hint="publish the commitments first: without secrets under [aggregation.secrets]",
-            )
-        return
-    before = current.aggregation.groups
-    known = {member.id: member.draw for member in current.roster}
-    if before is not None and before.secrets:
-        same = drawn == before
-    elif drawn is not None and drawn.secrets:
-        same = before is not None and all(known.get(m.id) == m.draw for m in offered.roster)
-        same = same and set(drawn.secrets) == set(offered.sites)
-    else:
-        same = drawn is None or before is not None
-    if not same:
-        raise ManifestRejected(
-            f"changes the groups of run {current.run!r}, or opens secrets that were not committed to before",
-            where=_where(offered),
-            hint="other groups need a new run id",
-        )
-
-
-def check_same_federation(current: Manifest, offered: Manifest) -> None:
-    if offered.federation != current.federation:
-        raise ManifestRejected(
-            f"belongs to another federation, {offered.federation!r}", where=_where(offered), hint=_OTHER_FEDERATION
-        )
-
-
-def check_not_older(current: Manifest, offered: Manifest) -> None:
-    """An older version may have had weaker thresholds, or a member who has since been revoked."""
-    if offered.version < current.version:
-        raise ManifestRejected(
-            f"is older than version {current.version}, which was seen before",
-            where=_where(offered),
-            hint="fetch the newest manifest from the consortium",
-        )
-    if offered.version == current.version:
-        raise ManifestRejected(
-            f"two different manifests are both called version {current.version}",
-            where=_where(offered),
-            hint="stop, keep both files and call the consortium: its root key may have been used without its knowledge",
-        )
-
-
-def check_chain(current: Manifest, offered: Manifest) -> None:
-    """The next version names the last one; over a gap only the root's signature is checked."""
-    if offered.version == current.version + 1 and offered.previous != current.digest.hex():
-        raise ManifestRejected(
-            f"does not continue the version {current.version} that was seen before",
-            where=_where(offered),
-            hint="stop, keep both files and call the consortium",
-        )
-
-
-def check_run(current: Manifest, offered: Manifest) -> None:
-    """Within a run the model and its vector stay what they are; a new model is a new run."""
-    if offered.run == current.run and (
-        offered.model != current.model
-        or _tensors(offered) != _tensors(current)
-        or offered.training.method != current.training.method
-        or _labels(offered) != _labels(current)
-        or offered.training.plugin != current.training.plugin
-        # The lengths of the newest steps are part of a run's state, as many as the window has.
-        or offered.aggregation.movement_window != current.aggregation.movement_window
-        or (offered.audit.vote_drop is None) != (current.audit.vote_drop is None)
-        or offered.scores != current.scores
-        or _promise(offered) != _promise(current)
-        or not _keeps_noise(_shared_noise(current), _shared_noise(offered))
-    ):
-        raise ManifestRejected(
-            f"changes the model, the method, the labels, the tensors, the movement window, the vote, the scores or the "
-            f"privacy of run {current.run!r}",
-            where=_where(offered),
-            hint="the consortium must give a changed model a new run id",
-        )
-
-
-def _tensors(manifest: Manifest) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    return tuple((block.name, block.shape, block.kind) for block in manifest.aggregation.layout.blocks)
-
-
-def _promise(manifest: Manifest) -> tuple[object, dict[str, object]]:
-    """The guarantee for patients and its schedule: a run that was booked under one cannot continue under another."""
-    settings = manifest.training.settings
-    return manifest.privacy, {name: value for name, value in settings.items() if name.startswith(PREFIX)}
-
-
-def _shared_noise(manifest: Manifest) -> SharedNoise | None:
-    schedule = least_noise(manifest)
-    return None if schedule is None else schedule.shared
-
-
-def _keeps_noise(current: SharedNoise | None, offered: SharedNoise | None) -> bool:
-    """Rounds are booked with the honest survivors and the ring units with which the run began."""
-    if current is None or offered is None:
-        return current is offered
-    return offered.honest >= current.honest and replace(offered, honest=current.honest) == current
 
 
 def _members(manifest: Manifest) -> list[tuple[Member, Role]]:

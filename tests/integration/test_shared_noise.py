@@ -32,7 +32,7 @@ from security.audit.conformance import mechanism_trains, noise_is_agreed
 from security.dp.accountant import Mechanism
 from security.dp.planner import PrivateSettings
 from security.dp.shared_noise import SharedNoise
-from security.identity import rules
+from security.identity import succession
 from security.identity.manifest import Manifest
 from security.secagg import messages
 from site_agent.policy import SitePolicy
@@ -346,7 +346,7 @@ def test_a_newer_manifest_may_not_lower_the_honest_survivors_of_a_run(tmp_path: 
     fewer = manifest.model_copy(
         update={"aggregation": manifest.aggregation.model_copy(update={"least_survivors": 3})}
     )
-    rules.check_run(manifest, manifest)
-    rules.check_run(fewer, manifest)
+    succession.check_run(manifest, manifest)
+    succession.check_run(fewer, manifest)
     with pytest.raises(ManifestRejected, match="privacy"):
-        rules.check_run(manifest, fewer)
+        succession.check_run(manifest, fewer)

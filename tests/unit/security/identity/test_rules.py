@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from lazaret import errors
 from lazaret.errors import CertificateError, ManifestRejected, PolicyViolation, ToolkitError
-from security.identity import pki, rules
+from security.identity import pki, rules, succession
 from security.identity.manifest import Manifest, Privacy, Revocation, seal
 from security.identity.pki import Purpose, Role
 from tests.support.consortium_world import DAY, NOW, World, subject
@@ -355,25 +355,25 @@ STEP_IDS = [row[0].__name__ for row in STEPS]
 def test_each_bad_step_is_refused(manifest: Manifest, step: Any, check: str) -> None:
     current, offered = step(manifest)
     with pytest.raises(ManifestRejected):
-        rules.accept_newer(current, offered)
+        succession.accept_newer(current, offered)
 
 
 @pytest.mark.parametrize(("step", "check"), STEPS, ids=STEP_IDS)
 def test_each_bad_step_is_refused_twin(
     manifest: Manifest, step: Any, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, check, lambda current, offered: None)
+    monkeypatch.setattr(succession, check, lambda current, offered: None)
     current, offered = step(manifest)
-    assert rules.accept_newer(current, offered) is offered
+    assert succession.accept_newer(current, offered) is offered
 
 
 def test_history_goes_forward(manifest: Manifest) -> None:
-    assert rules.accept_newer(None, manifest) is manifest
+    assert succession.accept_newer(None, manifest) is manifest
     again = Manifest.from_dict(manifest.to_dict())
-    assert rules.accept_newer(manifest, again) is manifest
+    assert succession.accept_newer(manifest, again) is manifest
     second = next_version(manifest)
-    assert rules.accept_newer(manifest, second) is second
+    assert succession.accept_newer(manifest, second) is second
     after_a_gap = next_version(next_version(second))
-    assert rules.accept_newer(second, after_a_gap) is after_a_gap
+    assert succession.accept_newer(second, after_a_gap) is after_a_gap
     new_run = next_version(manifest, run="run-2", model=with_(manifest.model, initial_state="11" * 32))
-    assert rules.accept_newer(manifest, new_run) is new_run
+    assert succession.accept_newer(manifest, new_run) is new_run

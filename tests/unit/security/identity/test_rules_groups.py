@@ -9,7 +9,7 @@ import pytest
 
 from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
 from security.consortium.show import warnings
-from security.identity import rules
+from security.identity import rules, succession
 from security.identity.manifest import Manifest
 from security.identity.membership import aggregation_policy
 from security.secagg.groups import draw_commitment, drawn, least_sites
@@ -55,7 +55,7 @@ def test_all_secrets_together_give_the_groups(both: tuple[Manifest, Manifest]) -
     assert {len(group) for group in policy.groups.members} == {3}
     notes = [note for note in warnings(both[1]) if "hides among the 3 sites of its group" in note]
     assert len(notes) == 1 and "instead of among 9" in notes[0], "what it costs is said"
-    rules.accept_newer(both[0], both[1])
+    succession.accept_newer(both[0], both[1])
 
 
 def test_every_secret_changes_the_draw() -> None:
@@ -113,7 +113,7 @@ def next_of(manifest: Manifest, source: Manifest) -> Manifest:
 
 def test_groups_stay_for_the_whole_run(both: tuple[Manifest, Manifest]) -> None:
     first, second = both
-    rules.accept_newer(second, next_of(second, second))
+    succession.accept_newer(second, next_of(second, second))
     faults = [
         (second, changed(second, combine="trimmed-mean")),
         (second, changed(second, secrets={})),
@@ -121,21 +121,21 @@ def test_groups_stay_for_the_whole_run(both: tuple[Manifest, Manifest]) -> None:
     ]
     for before, offered in faults:
         with pytest.raises(ManifestRejected, match="changes the groups"):
-            rules.accept_newer(before, next_of(before, offered))
+            succession.accept_newer(before, next_of(before, offered))
 
 
 def test_secrets_open_only_what_was_public_before(both: tuple[Manifest, Manifest]) -> None:
     first, second = both
     roster = tuple(m.model_copy(update={"draw": "11" * 32}) if m.id == "site4" else m for m in first.roster)
     with pytest.raises(ManifestRejected, match="not committed to before"):
-        rules.accept_newer(other := first.model_copy(update={"roster": roster}), next_of(other, second))
+        succession.accept_newer(other := first.model_copy(update={"roster": roster}), next_of(other, second))
     plain = first.model_copy(update={"aggregation": first.aggregation.model_copy(update={"groups": None})})
     with pytest.raises(ManifestRejected, match="not committed to before"):
-        rules.accept_newer(plain, next_of(plain, second))
+        succession.accept_newer(plain, next_of(plain, second))
     with pytest.raises(ManifestRejected, match="first manifest of the run"):
-        rules.accept_newer(None, second.model_copy(update={"version": 1, "previous": None}))
+        succession.accept_newer(None, second.model_copy(update={"version": 1, "previous": None}))
     with pytest.raises(ManifestRejected, match="first manifest of the run"):
-        rules.accept_newer(other := first.model_copy(update={"run": "run-0"}), next_of(other, second))
+        succession.accept_newer(other := first.model_copy(update={"run": "run-0"}), next_of(other, second))
 
 
 def test_too_few_sites_are_refused_when_it_is_published(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
 from security.crypto import encoding
-from security.identity import rules
+from security.identity import rules, succession
 from security.identity.manifest import Manifest
 from security.identity.membership import aggregation_policy
 from security.secagg.layout import SCORE, SQUARES
@@ -36,7 +36,7 @@ def test_a_site_that_leaves_takes_its_consent_with_it_and_the_list_stays(tmp_pat
     world.authority.revoke("zug", "has left", now_ms=world.now)
     second = published(world, scores(*SITES))
     assert second.scores == first.scores and second.aggregation.layout.has(SQUARES) and "zug" not in second.sites
-    assert rules.accept_newer(first, second) == second
+    assert succession.accept_newer(first, second) == second
     with pytest.raises(ManifestRejected, match="the scores or the privacy"):
         published(world, scores(*SITES[:5]))
     with pytest.raises(ManifestRejected, match="the scores or the privacy"):
