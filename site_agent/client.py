@@ -112,7 +112,7 @@ class Client:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._events.put_nowait(self.agent.ticked)
-            self.traffic.tick(self._loop.time())
+            self.traffic.tick(self._loop.time(), self.agent.newest)
             self.watch()
             if self._loop.time() >= heartbeat:
                 heartbeat = self._loop.time() + HEARTBEAT_SECONDS

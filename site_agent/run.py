@@ -396,8 +396,8 @@ class Agent:
     def _note_figures(self, figures: dict[str, Any]) -> Effects:
         if figures:
             self.state_dir.note_metrics(figures)
-            scores = figures.get("test") or figures.get("validation") or {}
-            log.info("round %s: local balanced accuracy %s", figures.get("round"), scores.get("bacc"))
+            bacc = (figures.get("test") or figures.get("validation") or {}).get("bacc")
+            log.info("round %s: local balanced accuracy %s", figures.get("round"), bacc and round(bacc, 3))
         return ()
 
     # A newer manifest.

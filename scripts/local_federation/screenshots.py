@@ -136,7 +136,7 @@ def main(out: Path, states: bool, reports: bool) -> None:
         if states:
             from scripts.local_federation.state_pictures import take_states
 
-            take_states(browser, out, Path(folder), tell)
+            take_states(browser, out / "states", Path(folder), tell)
             return
         if reports:
             from scripts.local_federation.report_pictures import take_reports

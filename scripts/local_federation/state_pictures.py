@@ -1,7 +1,7 @@
 """Pictures of both pages in the states that an operator meets: `scripts/screenshots --states`.
 
 The pages are the real ones, of a federation in one process whose clock is moved by hand
-(`tests/support/whole_federation.py`): hours pass, a certificate ends, an agent dies, and the run completes.
+(`tests/support/whole_federation.py`): hours pass, a certificate is about to end, an agent dies, and the run completes.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ from tests.support.whole_federation import WholeFederation
 
 DAY_MS: Final = 86_400_000
 SITE: Final = "graz"
-WIDTH, HEIGHT, COLOURS = 1180, 560, 96
+ROUNDS: Final = 10
+SIZES: Final = {"": (1180, 560), "-phone": (390, 760)}
+COLOURS: Final = 96
 
 
 class StateAlbum:
-    """Takes the upper part of a page, at the federation's own time."""
+    """Takes the upper part of a page in both widths, at the federation's own time."""
 
     def __init__(self, browser: Any, out: Path, federation: WholeFederation) -> None:
         self._browser = browser
@@ -45,15 +47,16 @@ class StateAlbum:
         self._federation = federation
 
     def take(self, url: str, name: str) -> None:
-        page = self._browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         now = self._federation.clock.now_ms()
-        page.add_init_script(f"Date.now = () => {now}; Date.parse = () => {now};")
-        page.goto(url)
-        page.wait_for_selector("#alive.good")
-        page.wait_for_timeout(300)
-        image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        image.quantize(COLOURS, dither=Image.Dither.NONE).save(self._out / f"{name}.png", optimize=True)
-        page.close()
+        for suffix, (width, height) in SIZES.items():
+            page = self._browser.new_page(viewport={"width": width, "height": height})
+            page.add_init_script(f"Date.now = () => {now}; Date.parse = () => {now};")
+            page.goto(url)
+            page.wait_for_selector("#alive.good")
+            page.wait_for_timeout(300)
+            image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+            image.quantize(COLOURS, dither=Image.Dither.NONE).save(self._out / f"{name}{suffix}.png", optimize=True)
+            page.close()
 
 
 @contextmanager
@@ -76,14 +79,15 @@ def dashboard(federation: WholeFederation) -> Iterator[str]:
 
 def take_states(browser: Any, out: Path, folder: Path, tell: Callable[[str], None]) -> None:
     """Every state, one after the other, in one run."""
-    federation = WholeFederation(folder, rounds=6)
+    out.mkdir(parents=True, exist_ok=True)
+    federation = WholeFederation(folder, rounds=ROUNDS)
     album = StateAlbum(browser, out, federation)
     federation.start_all()
-    agent = federation.agents[SITE]
     config = SiteConfig.read(federation.configs[SITE])
-    seen = AgentPresence(config, agent)
 
-    def both(name: str) -> None:
+    def both(name: str, *, alive: bool = True) -> None:
+        if alive:
+            AgentPresence(config, federation.agents[SITE]).look()
         server, address = open_page(config, "127.0.0.1:0", clock=federation.clock, rng=SystemRandomness())
         try:
             album.take(address, f"hospital-{name}")
@@ -94,13 +98,12 @@ def take_states(browser: Any, out: Path, folder: Path, tell: Callable[[str], Non
         tell(name)
 
     federation.run_rounds(3)
-    seen.look()
     both("healthy")
 
+    agent = federation.agents[SITE]
     agent.session.policy = SitePolicy(hours=_hours(federation.clock.now_ms() + DAY_MS // 4))
     federation.run_rounds(1)
     federation.run(lambda: agent.session.declined is not None)
-    seen.look()
     both("waiting-for-hours")
     agent.session.policy = SitePolicy()
     federation.clock.advance(DAY_MS)
@@ -110,29 +113,38 @@ def take_states(browser: Any, out: Path, folder: Path, tell: Callable[[str], Non
     assert federation.shell is not None
     federation.shell.pause.set("the server room is moved", now_ms=federation.clock.now_ms())
     federation.run(lambda: federation.engine.phase is RunPhase.WAITING)
-    seen.look()
     both("paused")
     federation.shell.pause.clear()
     PauseFile(config.state).clear()
+    federation.run_rounds(1)
 
-    federation.run_rounds(6 - federation.published)
+    _renew(federation, days=5)
+    federation.run_rounds(1)
+    both("certificate-ending")
+    _renew(federation, days=365)
+    federation.run_rounds(1)
+
+    federation.kill(SITE)
+    federation.clock.advance(STALE_MS)
+    federation.step()
+    both("agent-dead", alive=False)
+
+    federation.start(SITE)
+    federation.run_rounds(ROUNDS - federation.published)
     federation.clock.advance(DAY_MS)
     federation.step()
-    seen.look()
     both("run-complete")
-
-    federation.clock.advance(359 * DAY_MS)
-    agent.heartbeat()
-    federation.step()
-    seen.look()
-    both("certificate-ending")
-
-    federation.disconnect(SITE)
-    federation.clock.advance(STALE_MS)
-    both("agent-dead")
     federation.kill_hub()
     for site in list(federation.agents):
         federation.kill(site)
+
+
+def _renew(federation: WholeFederation, *, days: int) -> None:
+    world = federation.world
+    world.authority.renew(world.key, SITE, None, now_ms=world.now, days=days)
+    world.install(SITE)
+    federation.manifest = world.publish()
+    federation.adopt_at_hub()
 
 
 def _hours(begin_ms: int) -> str:

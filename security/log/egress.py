@@ -210,11 +210,18 @@ class KernelByteLog:
         self._log = log
         self._meter = meter
         self._settled: float | None = None
+        self._result = 0
 
-    def tick(self, seconds: float) -> None:
-        """To be called several times a second, with any clock that counts them."""
+    def tick(self, seconds: float, result: int = 0) -> None:
+        """To be called several times a second, with any clock that counts them.
+
+        :param result: the newest one's round. What a round has sent is read when it ends: a card that is written in
+            the next moment rests on a log with a count.
+        """
         self._meter.poll()
-        if self._settled is None or seconds - self._settled >= READING_SECONDS:
+        due = self._settled is None or seconds - self._settled >= READING_SECONDS
+        if due or result != self._result:
+            self._result = result
             self._settled = seconds
             self.settle()
 

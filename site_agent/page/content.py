@@ -306,8 +306,9 @@ def judge(slow: dict[str, Any], egress: dict[str, Any]) -> dict[str, Any]:
         today, total = egress["blocked_today"], egress["blocked"]
         blocked = f"blocked by the egress filter and not sent: {today} today, {total} in all"
         remarks.append((level, f"{blocked}; `privacy-audit egress` has more"))
-    if egress["declined_today"]:
-        remarks.append(("look", f"orders declined today: {egress['declined_today']}, last by: {egress['declined_by']}"))
+    # What is declined now is a remark of the agent's; what was declined earlier is over, and nothing to look after.
+    if egress["declined_today"] and not any(egress["declined_by"] in text for _, text in remarks):
+        remarks.append(("good", f"orders declined today: {egress['declined_today']}, last by: {egress['declined_by']}"))
     sent = sum(row[2] for row in egress["today"])
     sentence = "Nothing was sent today" if not sent else "What was sent today was masked or part of the protocol"
     if about.get("complete"):

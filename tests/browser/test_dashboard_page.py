@@ -70,6 +70,8 @@ def test_it_is_readable_on_a_telephone_at_night(
     page.wait_for_selector("#rounds tbody tr")
     watched.check_narrow()
     assert page.evaluate("getComputedStyle(document.querySelector('#sites thead')).position") == "absolute"
+    lines = page.evaluate("[...document.querySelectorAll('#sites td.number span')].map(one => one.offsetHeight)")
+    assert lines and max(lines) < 30, "a number and its unit are on one line"
     watched.check_calm(url)
 
 

@@ -95,8 +95,9 @@ def test_figures_are_kept_and_a_command_that_shows_them_loads_no_accountant(conf
         opened.begin_run(plan.run_terms(opened.state.terms.delta))
         events = plan.schedule.round_events(1)
         opened.commit(opened.reserve(run=plan.run, round_number=1, events=events, noise=NoiseSource()))
-    count, heavy = loaded("site_agent.cli", "--config", str(config), "ledger")
-    assert not heavy & {"dp_accounting", "scipy", "torch", "grpc"}, (count, heavy)
+    for command in ("ledger", "status"):
+        count, heavy = loaded("site_agent.cli", "--config", str(config), command)
+        assert count < 750 and not heavy & {"dp_accounting", "scipy", "torch", "timm", "grpc"}, (command, count, heavy)
     assert ledger(config).output != first
     for damage in ("{", '{"accountant": "dp-accounting 0", "figures": [[["x"], [0]]]}', '{"figures": 3}'):
         kept.write_text(damage)

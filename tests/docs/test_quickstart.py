@@ -84,6 +84,7 @@ def assert_the_export_is_whole(folder: Path) -> None:
     assert about["checked"]["onnx"]["relative_difference"] <= 1e-4
     card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert "hospitals in those sums | 3 to 3" in card
+    assert "has findings on that log" not in card, "it was exported beside an agent that runs, and is not in doubt"
 
 
 def test_the_page_walks_through_every_party() -> None:

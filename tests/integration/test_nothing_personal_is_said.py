@@ -169,6 +169,7 @@ def test_a_run_names_nobody(tmp_path: Path, heard: Callable[[], str]) -> None:
     keys = [key for site in SITES for key in key_material(world.base.identity(site))]
     said = heard()
     assert "round 2: training" in said and "local balanced accuracy" in said
+    assert not re.search(r"\d\.\d{5}", said), "figures for people are rounded"
     assert_silent(said.encode(), keys, "logs")
     assert_silent(b"".join(data for _, _, data in world.hub.payloads), keys, "the wire")
     for agent in world.agents.values():

@@ -47,7 +47,7 @@ function lateSince(site, { began, deadline }) {
 }
 
 const sites = ({ sites: data, ...since }) => table("Hospitals and their state",
-  ["hospital", "state", { name: "late since", wide: true }, { name: "last contact", wide: true }, { name: "received from it", number: true }, { name: "sent to it", number: true }],
+  ["hospital", "state", { name: "late since", wide: true }, { name: "last contact", wide: true }, { name: "received from it", number: true, wide: true }, { name: "sent to it", number: true, wide: true }],
   data.map((site) => [
     site.name,
     [badge(site.state, LEVEL[site.state] ?? "none"), site.excluded ? el("span", { class: "soft" }, ` ${site.excluded}`) : "",

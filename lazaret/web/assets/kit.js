@@ -67,7 +67,7 @@ export const badge = (word, level) => el("span", { class: `badge ${level}` }, wo
  * cell on its first line, `wide` ones on lines of their own. */
 export function table(caption, heads, rows) {
   const columns = heads.map((head) => (typeof head === "string" ? { name: head } : head));
-  const kind = (column) => (column.number ? "number" : column.wide ? "wide" : null);
+  const kind = ({ number, wide }) => [number && "number", wide && "wide"].filter(Boolean).join(" ") || null;
   const cell = (content, place) =>
     el(place ? "td" : "th", {
       scope: place ? null : "row", "data-label": columns[place].name, class: kind(columns[place]),

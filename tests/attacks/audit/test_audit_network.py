@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,18 @@ def test_quiet_line_waits_for_the_next_reading(lonely: Lonely) -> None:
         sizes.append(lonely.log.size - before)
     ledger.close()
     assert [*sizes, lonely.log.size - before] == [0, 0, 1, 1, 2]
+
+
+def test_what_a_round_sent_is_read_when_it_ends(lonely: Lonely) -> None:
+    """A card that is exported beside the running agent has a count, however short the run was."""
+    sent = chain([0], repeat(5000))
+    ledger = KernelByteLog(lonely.log, Meter(lambda: {1: Flow(next(sent), 0)}))
+    before = lonely.log.size
+    sizes = []
+    for seconds, result in ((0.0, 0), (1.0, 0), (2.0, 1), (3.0, 1)):
+        ledger.tick(seconds, result)
+        sizes.append(lonely.log.size - before)
+    assert sizes == [0, 0, 1, 1]
 
 
 # A network namespace of the service's own: what a child sends, and what is not TCP.

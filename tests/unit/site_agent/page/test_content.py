@@ -164,8 +164,18 @@ def test_sentences() -> None:
     assert judge(NOTHING, CALM | {"today": []})["sentence"] == "Nothing was sent today"
     assert judge(NOTHING, CALM | {"blocked": 2, "blocked_today": 1})["level"] == "bad"
     assert judge(NOTHING, CALM | {"blocked": 2})["level"] == "look"
-    assert judge(NOTHING, CALM | {"declined_today": 1})["level"] == "look"
     assert judge(NOTHING | {"about": {"remarks": [{"level": "bad", "text": "stopped"}]}}, CALM)["level"] == "bad"
+
+
+def test_a_decline_is_looked_after_while_it_lasts_and_told_once() -> None:
+    """A hospital that trains at night has declined by day: its page is green again when it trains."""
+    hours = "[policy] hours: 12:00 is outside of 20:00-06:00"
+    declined = CALM | {"declined_today": 3, "declined_by": hours}
+    over = judge(NOTHING, declined)
+    assert over["level"] == "good" and "orders declined today: 3" in over["remarks"][0]["text"]
+    now = {"about": {"remarks": [{"level": "look", "text": f"declined round 5: {hours}"}]}}
+    lasting = judge(NOTHING | now, declined)
+    assert lasting["level"] == "look" and len(lasting["remarks"]) == 1
 
 
 def test_a_dead_agent_is_noticed(world: SiteWorld) -> None:
