@@ -3,19 +3,24 @@
     python -m benchmarks.evidence collect OUT     # results of a run, with intervals, to benchmarks/results
     python -m benchmarks.evidence page            # docs/evidence.md, its plot and the headline of the README
 
-`collect` needs the run's folder of cells, whose predictions stay there. `page` needs `results.json` alone.
+`collect` needs the run's folder of cells, whose predictions stay there. A later run, on any machine, adds rows to the
+results that are there: its references run again beside them, because pairs are of one run. `page` needs `results.json`
+alone.
 """
 
 import argparse
 from pathlib import Path
 from statistics import mean
 
+from lazaret.errors import ConfigError
+from npr.lab.plan import Settings
 from npr.lab.store import read_results, write_atomically, write_json
 from npr.lab.summary import CHOSEN, TableRow, compare, predictions_loader, rows_of, summarise_cells
 from npr.lab.tables import describe_choice, markdown, summary_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "ham10000" / "five-folds"
+RATES = RESULTS.with_name("learning-rate")
 PAGE, PLOT = ROOT / "docs" / "evidence.md", ROOT / "docs" / "images" / "evidence-forest.png"
 REFERENCES = ("fedavg", "fedper")
 README, TEMPLATE = ROOT / "README.md", ROOT / "benchmarks" / "evidence.template.md"
@@ -38,8 +43,53 @@ def collect(out, results):
     load = predictions_loader(out)
     content["summary"] = summarise_cells(content["cells"], load, content["reference"], content["summary"])
     content["comparisons"] = comparisons(content["cells"], load)
+    if (results / "results.json").exists():
+        content = added(content, read_results(results))
     write_json(results / "results.json", content)
     write_atomically(results / "table.md", summary_table(content).encode())
+
+
+# What the same cell has twice: trained alike, on the same images, with the same figures.
+SAME = ("config_hash", "data_fingerprint", "validation", "chosen", "final")
+
+
+def added(run, earlier):
+    """Earlier results with the rows of a later run. A row is of one run; what ran again for pairs is kept as `again`.
+
+    :raises ConfigError: for other settings, and for a row that would be made of cells of two runs.
+    """
+    # A setting that is newer than the results has its default in them.
+    ours, theirs = (Settings.model_validate(each["settings"]) for each in (run, earlier))
+    if ours != theirs:
+        raise ConfigError("these results have other settings than those that they would be added to")
+    rows, again = [], []
+    for variant in dict.fromkeys(cell["variant"] for cell in run["cells"]):
+        mine, theirs = ({c["key"]: c for c in each["cells"] if c["variant"] == variant} for each in (run, earlier))
+        if theirs.keys() <= mine.keys() and all(_same(mine[key], theirs[key]) for key in theirs):
+            rows.append(variant)
+        elif mine.keys() <= theirs.keys():
+            again.append(variant)
+        else:
+            raise ConfigError(f"{variant}: other cells of this row are there already, and they are of another run")
+
+    def both(part):
+        kept = [entry for entry in earlier[part] if entry["variant"] not in rows]
+        return [*kept, *(entry for entry in run[part] if entry["variant"] in rows)]
+
+    references = [cell for cell in run["cells"] if cell["variant"] in again]
+    cells = sorted(both("cells"), key=lambda cell: (cell["seed"], str(cell["fold"]), cell["key"]))
+    done = {cell["key"] for cell in cells}
+    return run | {
+        "cells": cells,
+        "again": [*(cell for cell in earlier.get("again", []) if cell not in references), *references],
+        **{part: both(part) for part in ("choices", "summary", "comparisons")},
+        "failed": [entry for entry in [*earlier["failed"], *run["failed"]] if entry["key"] not in done],
+        "not_run": [key for key in dict.fromkeys([*earlier["not_run"], *run["not_run"]]) if key not in done],
+    }
+
+
+def _same(one, other):
+    return all(one.get(name) == other.get(name) for name in SAME)
 
 
 def comparisons(cells, load):
@@ -110,6 +160,57 @@ def choices(content):
         for fold, choice in row["choices"].items()
     ]
     return markdown(("method", "fold", "chosen on the validation side"), rows)
+
+
+FIGURES = ("pooled_recall", "mean_bacc")
+MIXTURES = ("head", "0.75 head + 0.25 prototypes", "0.50 head + 0.50 prototypes", "0.25 head + 0.75 prototypes",
+            "prototypes", "refit", "0.33 head + 0.33 prototypes + 0.33 refit")
+
+
+def by_predictor(content):
+    """Of the methods with the most cells, each model by each predictor: means over the validation sides of all cells.
+
+    :return: figures (pooled recall, mean over sites) by method and model, then by predictor, in percent.
+    """
+    by_variant = {}
+    for cell in content["cells"]:
+        by_variant.setdefault(cell["variant"], []).append(cell["validation"])
+    most = max(map(len, by_variant.values()))
+    return {
+        (variant, kind): {
+            name: tuple(100 * mean(each[kind][name][figure] for each in found) for figure in FIGURES)
+            for name in MIXTURES
+        }
+        for variant, found in by_variant.items()
+        for kind in found[0]
+        if len(found) == most and all(name in found[0][kind] for name in MIXTURES)
+    }
+
+
+def predictor_table(content):
+    rows = [
+        (variant, kind, *(f"{found[name][0]:.1f} ({found[name][1]:.1f})" for name in MIXTURES))
+        for (variant, kind), found in by_predictor(content).items()
+    ]
+    return markdown(("method", "model", *MIXTURES), rows)
+
+
+def rate_table(content):
+    """Of a run with `--tune learning_rate=...`: the best figure on the validation side for each method and rate."""
+    found = {}
+    for cell in content["cells"]:
+        figures = [(by[name]["pooled_recall"], kind, name) for kind, by in cell["validation"].items() for name in by]
+        best, kind, name = max(figures)
+        rates = found.setdefault((cell["variant"], cell["fold"]), {})
+        rates[cell["tuned"]["learning_rate"]] = f"{100 * best:.1f} ({kind} model by {name})"
+    rates = sorted({rate for row in found.values() for rate in row})
+    chosen = {(choice["variant"], choice["fold"]): dict(choice["tuned"]) for choice in content["choices"]}
+    rows = [
+        (variant, str(fold), *(row.get(rate, "not run") for rate in rates),
+         str(chosen.get((variant, fold), {}).get("learning_rate", "none yet")))
+        for (variant, fold), row in found.items()
+    ]
+    return markdown(("method", "fold", *(f"rate {rate}" for rate in rates), "chosen"), rows)
 
 
 def headline(content):
@@ -185,6 +286,17 @@ def goal(content):
     return "\n".join(lines) or "No variant has cells in common with both references yet."
 
 
+def again(content):
+    """Which references were trained a second time, beside rows of a later run."""
+    keys = [f"`{cell['key']}`" for cell in content.get("again", [])]
+    if not keys:
+        return "All rows are of one run."
+    return (
+        "Some rows were trained later, by code whose sums differ in the last bits. Their references were trained again "
+        f"beside them, and pairs are\n  of one run: {', '.join(keys)}."
+    )
+
+
 def page(content):
     settings, data = content["settings"], content["settings"]["data"]
     seeds = sorted({cell["seed"] for cell in content["cells"]})
@@ -215,6 +327,9 @@ def page(content):
         main_table=main_table(content),
         choices=choices(content),
         alike_table=alike_table(content),
+        predictor_table=predictor_table(content),
+        rate_table=rate_table(read_results(RATES)) if RATES.exists() else "Not tried yet.",
+        again=again(content),
         missing=", ".join(missing) or "none",
         waiting=", ".join(waiting) or "none",
     )

@@ -89,7 +89,7 @@ class TrainConfig(BaseModel):
     personal_after: Annotated[int, Field(ge=0)] = 0
     personal_start: Literal["shared", "prototypes"] = "shared"
     predict: Literal["auto", "head", "prototype", "both"] = "auto"
-    predict_mix: Share = 0.25
+    predict_mix: Share = 0.5
     predict_present_only: bool = False
 
     @classmethod

@@ -309,6 +309,10 @@ def labels_of(settings: Settings) -> LabelsOfImage:
     return "many" if settings.train.get("labels") == "many" else "one"
 
 
+# A fixed value, since no cell mixes in training: the name of a configuration must not follow what sites use by default.
+_NO_MIXTURE = {"predict_mix": 0.25}
+
+
 def train_config(settings: Settings, cell: Cell) -> TrainConfig:
     """The training settings of a cell: those of the run, then the cell's own. Other keys are options of the method."""
     values = {**settings.train, **cell.values}
@@ -325,5 +329,5 @@ def train_config(settings: Settings, cell: Cell) -> TrainConfig:
     options = {key: value for key, value in values.items() if key in own}
     # Whatever a method was registered to predict with has no say in a comparison.
     predict = "prototype" if fields.get("supervision") == "none" else "head"
-    given = {**fields, "predict": predict, "method": cell.method, "method_options": options}
+    given = {**fields, **_NO_MIXTURE, "predict": predict, "method": cell.method, "method_options": options}
     return TrainConfig.parse(given, where=cell.variant)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import evidence
+from lazaret.errors import ConfigError
+from npr.config import TrainConfig
 from npr.lab.store import read_results
 
 PAGE = (Path(__file__).parents[2] / "docs" / "evidence.md").read_text()
@@ -35,6 +37,77 @@ def test_a_small_copy_makes_a_page_and_a_plot(tmp_path):
     text = page.read_text()
     assert evidence.MARK in text and f"Folds run: {first}" in text and plot.stat().st_size > 5000
     assert "not shown" in evidence.headline(small), "without intervals no lead is claimed"
+
+
+def test_the_default_mixture_of_a_site_is_what_the_validation_sides_prefer():
+    """Over all methods and models with cells in all folds; and half and half is above the head for each of them."""
+    found = evidence.by_predictor(read_results(evidence.RESULTS))
+    half, head = "0.50 head + 0.50 prototypes", "head"
+    assert len(found) == 8 and TrainConfig().predict_mix == 0.5
+    assert all(row[half][n] > row[head][n] for row in found.values() for n in (0, 1))
+    mixtures = [name for name in evidence.MIXTURES if "refit" not in name]
+    totals = {name: [sum(row[name][n] for row in found.values()) for n in (0, 1)] for name in mixtures}
+    assert all(max(mixtures, key=lambda name: totals[name][n]) == half for n in (0, 1))
+
+
+@pytest.fixture(scope="module")
+def committed():
+    """What is committed, cut to a reference and one row beside it, with the intervals that were drawn of both."""
+    content = read_results(evidence.RESULTS)
+    kept = {
+        part: [entry for entry in content[part] if entry["variant"] in ("fedavg", "fedbabu")]
+        for part in ("cells", "summary", "comparisons", "choices")
+    }
+    return content | kept | {"again": [], "not_run": []}
+
+
+def later_run(committed, *, again):
+    """A run elsewhere, of a row that is new and of its reference; the reference may come out a little differently."""
+    cells = [cell for cell in committed["cells"] if (cell["seed"], cell["fold"]) == (0, 0)]
+    row = {"variant": "fedbabu+npr", "key": "fedbabu+npr seed=0 fold=0", "slug": "new"}
+    cells = [cell | again if cell["variant"] == "fedavg" else cell | row for cell in cells]
+    choices = [{**choice, "variant": "fedbabu+npr"} for choice in committed["choices"] if choice["fold"] == 0]
+    return committed | {"cells": cells, "choices": choices, "summary": [], "comparisons": []}
+
+
+def collected(folder, committed, run):
+    """The results after a run was added to those that were there."""
+    for name, content in (("results", committed), ("run", run)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "results.json").write_text(json.dumps(content))
+    evidence.main(["collect", str(folder / "run"), "--results", str(folder / "results")])
+    return read_results(folder / "results")
+
+
+def test_a_later_run_adds_rows_and_leaves_those_that_are_there(tmp_path, committed):
+    run = later_run(committed, again={"config_hash": "of another version"})
+    found = collected(tmp_path, committed, run)
+    assert found["again"] == [cell for cell in run["cells"] if cell["variant"] == "fedavg"]
+    for part in ("cells", "summary", "comparisons", "choices"):
+        old = [entry for entry in found[part] if entry["variant"] != "fedbabu+npr"]
+        assert sorted(map(str, old)) == sorted(map(str, committed[part])), "intervals too, though predictions are gone"
+        assert len(old) < len(found[part])
+    again = collected(tmp_path / "once more", found, run)
+    assert again == found, "the same run once more adds nothing"
+
+
+def test_pairs_of_a_later_run_are_of_that_run(tmp_path, committed):
+    """Its rows are compared with the reference that was trained beside them, not with the one that is there."""
+    worse = next(cell for cell in committed["cells"] if cell["variant"] == "fedavg" and cell["seed"] == 1)
+    found = collected(tmp_path, committed, later_run(committed, again={k: worse[k] for k in ("chosen", "final")}))
+    gaps = {c["variant"]: c["pooled_recall"][0] for c in found["comparisons"] if c["model"] == "chosen"}
+    assert gaps["fedbabu+npr"] != gaps["fedbabu"]
+
+
+def test_a_row_of_two_runs_and_other_settings_are_refused(tmp_path, committed):
+    run = later_run(committed, again={})
+    mixed = [cell | {"variant": "fedbabu"} for cell in run["cells"] if cell["variant"] == "fedbabu+npr"]
+    with pytest.raises(ConfigError, match="of another run"):
+        collected(tmp_path / "a", committed, run | {"cells": mixed})
+    with pytest.raises(ConfigError, match="other settings"):
+        collected(tmp_path / "b", committed, run | {"settings": committed["settings"] | {"rounds": 5}})
+    older = {key: value for key, value in committed["settings"].items() if key != "computing"}
+    assert collected(tmp_path / "c", committed | {"settings": older}, run)["settings"] == committed["settings"]
 
 
 def test_a_lead_is_claimed_only_with_lower_ends_above_zero():

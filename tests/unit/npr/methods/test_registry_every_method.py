@@ -205,7 +205,7 @@ def test_prediction_by_head_prototype_or_both(toy: Toy) -> None:
     assert (present[:, 2:] == 0).all() and np.allclose(present.sum(1), 1.0, atol=1e-6)
 
 
-def test_the_head_predicts_unless_a_method_was_found_better_with_prototypes(toy: Toy) -> None:
+def test_the_head_predicts_unless_a_method_was_registered_with_prototypes(toy: Toy) -> None:
     shares = {name: toy(name).method.prototype_share for name in registry.names()}
     assert {name for name, share in shares.items() if share} == {"fednpr-per"}
     assert shares["fednpr-per"] == TrainConfig().predict_mix
