@@ -14,6 +14,9 @@ Imported by: coordinator, npr, npr.dp, npr.lab, npr.methods, site_agent.
     dicom       DICOM files in tables or folders, rows by identifier, and the layout of RSNA-ICH
     identifiers  names that whoever fills a folder of DICOM files and its reader agree on
     dicom_pixels  from one DICOM file to pixels: frame, rescale, window, colour
+    dicom_decoding  the stored values of one frame, by one decoder for each compression
+    jpeg_heads  what a compressed image says of itself, before a decoder believes it
+    dicom_tables  look-up tables of real values, windows and palettes
     fed_isic    Fed-ISIC2019
     generated   generated lesions as a data set, for tests and the demo; class counts of the benchmarks
     lesions     how they are drawn

@@ -21,10 +21,12 @@ import numpy as np
 import pydicom
 from numpy.typing import NDArray
 from PIL import Image
-from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi_lut, get_decoder, pixel_array
+from pydicom.pixels import apply_color_lut
 from pydicom.uid import JPEGExtended12Bit
 
 from lazaret.errors import ConfigError, DataError
+from npr.data.dicom_decoding import decodable, decoded
+from npr.data.dicom_tables import LookUpTable
 from npr.data.manifest import Decoding
 from npr.data.store import squash
 
@@ -50,7 +52,6 @@ MODALITIES: Final = ("CT", "MR", "DX", "CR", "MG", "US", "XC", "OP", "SC", "OT")
 MOST_PIXELS: Final = 100_000_000
 GREY: Final = ("MONOCHROME1", "MONOCHROME2")
 COLOUR: Final = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "PALETTE COLOR")
-_AIR: Final = -1000.0
 # Without a window of its own, a grey image is spread between these percentiles of its own values.
 _PERCENTILES: Final = (0.5, 99.5)
 
@@ -152,18 +153,6 @@ def render(header: pydicom.Dataset, view: DicomView, where: str, frame: int | No
         return _colour(header, number)
 
 
-def hounsfield(path: Path, where: str) -> Floats:
-    """A CT slice in Hounsfield units; padding outside the scanned circle becomes air."""
-    header = read_header(path, where)
-    _check(header, where)
-    number = frame_index("middle", frame_count(header, where), where)
-    with as_data_error("pixels cannot be read", where, "export uncompressed, e.g. gdcmconv --raw"):
-        stored = pixel_array(header, index=number)
-        values = _real(stored, header, number, where)
-        values[_padding(stored, header)] = _AIR
-    return values
-
-
 def _check(header: pydicom.Dataset, where: str) -> None:
     """What can be said before a pixel is decoded."""
     with as_data_error("header cannot be read", where, "export the file again"):
@@ -174,7 +163,7 @@ def _check(header: pydicom.Dataset, where: str) -> None:
         if "PixelData" not in header:
             raise DataError("the file has no pixels of whole numbers", where=where, hint="export images, not reports")
         syntax = header.file_meta.TransferSyntaxUID
-        if syntax.is_private or not _decodable(syntax):
+        if syntax.is_private or not decodable(syntax):
             raise DataError(
                 f"the compression is not read ({syntax.name if not syntax.is_private else 'private'})",
                 where=where,
@@ -188,19 +177,10 @@ def _check(header: pydicom.Dataset, where: str) -> None:
             raise DataError("lossy JPEG of 12 bits is not read", where=where, hint="export uncompressed")
         if not 8 <= bits <= 16:
             raise DataError(f"{bits} bits for a pixel are not read", where=where, hint="export 8 to 16 bits")
+        if int(header.get("HighBit", bits - 1)) != bits - 1:
+            raise DataError("pixels are not in the lowest bits", where=where, hint="export the file again")
         if not 0 < int(header.Rows) * int(header.Columns) <= MOST_PIXELS:
             raise DataError(f"more than {MOST_PIXELS} pixels, or none", where=where, hint="export a smaller image")
-        if modality == "CT" and photometric in GREY and not _has_rescale(header):
-            raise DataError(
-                "not a CT slice with rescale slope and intercept", where=where, hint="export original CT slices"
-            )
-
-
-def _decodable(syntax: pydicom.uid.UID) -> bool:
-    try:
-        return bool(get_decoder(syntax).is_available)
-    except NotImplementedError:
-        return False
 
 
 def frame_index(wanted: Frame, frames: int, where: str) -> int:
@@ -224,26 +204,37 @@ def _group(header: pydicom.Dataset, frame: int, name: str) -> pydicom.Dataset | 
     return None
 
 
-def _has_rescale(header: pydicom.Dataset) -> bool:
-    place = _group(header, 0, "PixelValueTransformationSequence") or header
-    return "RescaleSlope" in place and "RescaleIntercept" in place
+def _rescale(header: pydicom.Dataset, frame: int, where: str) -> tuple[float, float]:
+    """Slope and intercept of a frame. Only CT must have them: its window is in Hounsfield units."""
+    place = _group(header, frame, "PixelValueTransformationSequence") or header
+    slope, intercept = (place.get(name) for name in ("RescaleSlope", "RescaleIntercept"))
+    if slope is None and intercept is None and header.Modality != "CT":
+        return 1.0, 0.0
+    if slope is None or intercept is None:
+        kind = "a CT slice" if header.Modality == "CT" else "an image"
+        raise DataError(
+            f"not {kind} with rescale slope and intercept", where=where, hint="export original images"
+        )
+    if not (math.isfinite(slope) and math.isfinite(intercept) and slope):
+        raise DataError("rescale slope or intercept is no number", where=where, hint="export the file again")
+    return float(slope), float(intercept)
 
 
 def _real(stored: NDArray[Any], header: pydicom.Dataset, frame: int, where: str) -> Floats:
     """Stored values to real ones: by a table where there is one, else by slope and intercept."""
-    place = _group(header, frame, "PixelValueTransformationSequence") or header
-    values = np.array(apply_modality_lut(stored, place), dtype=np.float64)
-    if not np.isfinite(values).all():
-        raise DataError("rescale slope or intercept is no number", where=where, hint="export the file again")
-    return values
+    if header.Modality != "CT" and header.get("ModalityLUTSequence"):
+        return LookUpTable.read(header, header.ModalityLUTSequence[0]).of(stored).astype(np.float64)
+    slope, intercept = _rescale(header, frame, where)
+    return stored.astype(np.float64) * slope + intercept
 
 
 def _padding(stored: NDArray[Any], header: pydicom.Dataset) -> NDArray[np.bool_]:
     """Where there is no image: one stored value, or a range of them (PS3.3 C.7.5.1.1.2)."""
-    if "PixelPaddingValue" not in header:
+    if header.get("PixelPaddingValue") is None:
         return np.zeros(stored.shape, dtype=np.bool_)
-    first = int(header.PixelPaddingValue)
-    last = int(header.get("PixelPaddingRangeLimit", first))
+    first, last = header.PixelPaddingValue, header.get("PixelPaddingRangeLimit")
+    # Devices write 63536 where they mean -2000: the number has the sign that pixels have.
+    first, last = (int(np.int64(value).astype(stored.dtype)) for value in (first, first if last is None else last))
     found: NDArray[np.bool_] = (stored >= min(first, last)) & (stored <= max(first, last))
     return found
 
@@ -252,7 +243,7 @@ def _grey(
     header: pydicom.Dataset, window: Window | None, frame: int, where: str, hint: str
 ) -> NDArray[np.uint8]:
     with as_data_error("pixels cannot be read", where, hint):
-        stored = pixel_array(header, index=frame)
+        stored = decoded(header, frame)
         padding = _padding(stored, header)
         values = _real(stored, header, frame, where)
         if window is None and header.Modality == "CT":
@@ -267,12 +258,9 @@ def _grey(
 def _by_header(values: Floats, header: pydicom.Dataset, frame: int, padding: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """The first window or VOI table of the header; without one, the image's own values between two percentiles."""
     place = _group(header, frame, "FrameVOILUTSequence") or header
-    if "VOILUTSequence" in place:
-        table = place.VOILUTSequence[0]
-        shown = np.asarray(apply_voi_lut(np.rint(values).astype(np.int32), place), dtype=np.float64)
-        data = table.LUTData  # whole numbers, or the bytes of them
-        entries = np.frombuffer(data, "<u2") if isinstance(data, bytes) else np.asarray(data)
-        return _spread(shown, float(entries.min()), float(entries.max()))
+    if place.get("VOILUTSequence"):
+        table = LookUpTable.read(header, place.VOILUTSequence[0])
+        return _spread(table.of(values).astype(np.float64), float(table.entries.min()), float(table.entries.max()))
     centre, width = _first(place.get("WindowCenter")), _first(place.get("WindowWidth"))
     if centre is not None and width is not None and width >= 1 and math.isfinite(centre):
         return _windowed(values, centre, width, str(place.get("VOILUTFunction") or "LINEAR"))
@@ -304,11 +292,19 @@ def _spread(values: Floats, low: float, high: float) -> NDArray[np.uint8]:
 
 def _colour(header: pydicom.Dataset, frame: int) -> NDArray[np.uint8]:
     """RGB of eight bits; pydicom turns YBR into RGB, and a palette is looked up."""
-    values = pixel_array(header, index=frame)
-    bits = int(header.BitsStored)
+    values = decoded(header, frame)
+    most = 2 ** int(header.BitsStored) - 1
     if header.PhotometricInterpretation == "PALETTE COLOR":
-        values = apply_color_lut(values, header)
-        bits = 8 * values.dtype.itemsize
-    if bits <= 8:
-        return np.asarray(values, dtype=np.uint8)
-    return np.asarray(np.rint(values.astype(np.float64) * (255 / (2**bits - 1))), dtype=np.uint8)
+        values, most = _by_palette(values, header)
+    return np.asarray(np.rint(values.astype(np.float64) * (255 / most)), dtype=np.uint8)
+
+
+def _by_palette(values: NDArray[Any], header: pydicom.Dataset) -> tuple[NDArray[Any], int]:
+    """Colours, and the number that is the brightest."""
+    if "RedPaletteColorLookupTableData" not in header:  # a table in segments
+        coloured = apply_color_lut(values, header)[..., :3]
+        return coloured, int(np.iinfo(coloured.dtype).max)
+    tables = [LookUpTable.read(header, header, name) for name in ("Red", "Green", "Blue")]
+    # By the entries: some devices announce sixteen bits and write eight.
+    most = 255 if max(table.entries.max() for table in tables) <= 255 else 2**16 - 1
+    return np.stack([table.of(values) for table in tables], axis=-1), most

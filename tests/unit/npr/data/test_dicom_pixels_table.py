@@ -13,15 +13,19 @@ from pathlib import Path
 import numpy as np
 import pydicom
 import pytest
+from openjpeg.utils import encode_array
 from PIL import Image
 from pydicom.encaps import encapsulate
 from pydicom.pixels import convert_color_space
 from pydicom.uid import (
+    HTJ2K,
     JPEG2000,
     MPEG2MPML,
     MPEG4HP41,
     UID,
+    ExplicitVRBigEndian,
     HTJ2KLossless,
+    HTJ2KLosslessRPCL,
     JPEG2000Lossless,
     JPEGBaseline8Bit,
     JPEGExtended12Bit,
@@ -34,7 +38,7 @@ from pydicom.uid import (
 
 from lazaret.errors import DataError
 from npr.data.dicom_pixels import MODALITIES, DicomView, Window, render
-from tests.support.dicom_images import GREY, HTJ2K, PLAIN, drawn, packed, saved
+from tests.support.dicom_images import GREY, HTJ2K_STREAM, PLAIN, drawn, packed, saved
 
 PAGE = Path(__file__).parents[4] / "docs/data.md"
 ROWS, COLUMNS = GREY.shape
@@ -44,23 +48,26 @@ COLOUR = np.stack([RED, RED[:, ::-1], np.linspace(60, 200, ROWS)[:, None].repeat
 EIGHT_BITS = (JPEGBaseline8Bit, JPEGExtended12Bit)
 
 GREYS, PALETTE = ("MONOCHROME1", "MONOCHROME2"), "PALETTE COLOR"
-PHOTOMETRIC = (*GREYS, "RGB", "YBR_FULL", "YBR_FULL_422", PALETTE)
-EVERY = dict.fromkeys(PHOTOMETRIC, 0)
+# Its own colour transforms: reversible, or not.
+BY_JPEG_2000 = ("YBR_RCT", "YBR_ICT")
+EVERY = dict.fromkeys((*GREYS, "RGB", "YBR_FULL", "YBR_FULL_422", PALETTE), 0)
+PHOTOMETRIC = (*EVERY, *BY_JPEG_2000)
+HIGH_THROUGHPUT = (HTJ2KLossless, HTJ2KLosslessRPCL, HTJ2K)
 # The largest error of 255 that a pixel may have, by transfer syntax and photometric interpretation. What is missing is
 # a pair that the standard does not have (PS3.5 section 8.2), or that no encoder at hand makes.
-NO_SUBSAMPLING = {name: 0 for name in PHOTOMETRIC if name != "YBR_FULL_422"}
+NO_SUBSAMPLING = {name: 0 for name in EVERY if name != "YBR_FULL_422"}
 READ: dict[UID, dict[str, int]] = {
     **dict.fromkeys(PLAIN, EVERY),
     RLELossless: NO_SUBSAMPLING,
     JPEGLossless: NO_SUBSAMPLING,
     JPEGLosslessSV1: NO_SUBSAMPLING,
     JPEGLSLossless: NO_SUBSAMPLING,
-    JPEG2000Lossless: NO_SUBSAMPLING,
-    HTJ2KLossless: dict.fromkeys(GREYS, 0),
+    JPEG2000Lossless: NO_SUBSAMPLING | {"YBR_RCT": 0},
+    **dict.fromkeys(HIGH_THROUGHPUT, dict.fromkeys(GREYS, 0)),
     JPEGBaseline8Bit: {**dict.fromkeys(GREYS, 3), "RGB": 3, "YBR_FULL": 6, "YBR_FULL_422": 8},
     JPEGExtended12Bit: dict.fromkeys(GREYS, 3),
     JPEGLSNearLossless: {**dict.fromkeys(GREYS, 3), "RGB": 3, "YBR_FULL": 8},
-    JPEG2000: {**dict.fromkeys(GREYS, 4), "RGB": 4, "YBR_FULL": 8},
+    JPEG2000: {**dict.fromkeys(GREYS, 4), "RGB": 4, "YBR_FULL": 8, "YBR_RCT": 0, "YBR_ICT": 4},
 }
 REFUSED = {
     JPEGExtended12Bit: "lossy JPEG of 12 bits is not read",
@@ -78,10 +85,12 @@ def picture(syntax: UID, photometric: str) -> np.ndarray:
     return GREY if photometric in GREYS else COLOUR
 
 
-def coloured(header: pydicom.Dataset) -> None:
+def coloured(header: pydicom.Dataset, syntax: UID) -> None:
+    """Both bytes of an entry differ: an entry that is read the wrong way round is another colour."""
     for times, name in enumerate(("Red", "Green", "Blue"), start=1):
         header.add_new(f"{name}PaletteColorLookupTableDescriptor", "US", [256, 0, 16])
-        entries = (257 * (np.arange(256) * times % 256)).astype("<u2")
+        shown = np.arange(256) * times % 256
+        entries = (256 * shown + np.minimum(shown + 60, 255)).astype(">u2" if syntax == ExplicitVRBigEndian else "<u2")
         setattr(header, f"{name}PaletteColorLookupTableData", entries.tobytes())
 
 
@@ -100,6 +109,13 @@ def photographed(header: pydicom.Dataset, values: np.ndarray, photometric: str, 
     encapsulated(header, stream.getvalue(), syntax, frames)
 
 
+def transformed(header: pydicom.Dataset, values: np.ndarray, photometric: str, syntax: UID, frames: int) -> None:
+    """The colour transforms of JPEG 2000 itself: reversible, or not."""
+    lossy = {"signal_noise_ratios": [60]} if photometric == "YBR_ICT" else {}
+    encapsulated(header, encode_array(values, photometric_interpretation=1, use_mct=True, **lossy), syntax, frames)
+    header.PhotometricInterpretation = photometric
+
+
 def encapsulated(header: pydicom.Dataset, stream: bytes, syntax: UID, frames: int) -> None:
     header.PixelData = encapsulate([stream + b"\0" * (len(stream) % 2)] * frames)
     header["PixelData"].is_undefined_length = True
@@ -110,12 +126,14 @@ def made(syntax: UID, photometric: str, frames: int) -> pydicom.Dataset:
     values = picture(syntax, photometric)
     one_sample = values.ndim == 2
     # Whoever packs a grey image need not know how it is shown, and not every encoder does.
-    first = "MONOCHROME2" if one_sample else photometric.replace("_422", "")
+    first = "MONOCHROME2" if one_sample else "RGB" if photometric in BY_JPEG_2000 else photometric.replace("_422", "")
     header = drawn(values, photometric=first, bits=8 * values.dtype.itemsize, frames=frames)
     if photometric == "YBR_FULL_422" and syntax in PLAIN:
         subsampled(header)
-    if syntax == HTJ2KLossless:
-        encapsulated(header, HTJ2K, syntax, frames)
+    if syntax in HIGH_THROUGHPUT:
+        encapsulated(header, HTJ2K_STREAM, syntax, frames)
+    elif photometric in BY_JPEG_2000:
+        transformed(header, values, photometric, syntax, frames)
     elif syntax in EIGHT_BITS:
         photographed(header, values, photometric, syntax, frames)
     else:
@@ -123,7 +141,7 @@ def made(syntax: UID, photometric: str, frames: int) -> pydicom.Dataset:
     if one_sample or syntax in EIGHT_BITS:
         header.PhotometricInterpretation = photometric
     if photometric == PALETTE:
-        coloured(header)
+        coloured(header, syntax)
     return header
 
 
@@ -134,7 +152,7 @@ def expected(syntax: UID, photometric: str) -> np.ndarray:
     if values.ndim == 2:
         shown = np.rint(values / (255 if values.dtype == np.uint8 else 1800) * 255).clip(0, 255)
         return 255 - shown if photometric == "MONOCHROME1" else shown
-    if photometric == "RGB" or syntax in EIGHT_BITS:  # whose own colour space the encoder has chosen
+    if photometric in ("RGB", *BY_JPEG_2000) or syntax in EIGHT_BITS:  # whose own colour space the encoder has chosen
         return values
     if photometric == "YBR_FULL_422":
         values = values.copy()
