@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
 import pydicom
 from numpy.typing import NDArray
 from pydicom.encaps import get_frame
@@ -52,7 +53,7 @@ def decoded(header: pydicom.Dataset, frame: int) -> NDArray[Any]:
     """:raises ValueError: where header and stream do not fit; decoders raise many other types."""
     plugin = _PLUGINS.get(header.file_meta.TransferSyntaxUID)
     if plugin is None:
-        return pixel_array(header, index=frame)
+        return np.asarray(pixel_array(header, index=frame))
     stream = get_frame(header.PixelData, frame, number_of_frames=int(header.get("NumberOfFrames", 1) or 1))
     if coded_size(stream) != (header.Rows, header.Columns):
         raise ValueError("rows and columns are not those of the stream")
@@ -61,4 +62,4 @@ def decoded(header: pydicom.Dataset, frame: int) -> NDArray[Any]:
     elif plugin == _GDCM:
         check_lossless(stream, samples=header.SamplesPerPixel, bits_allocated=header.BitsAllocated)
     colour = {"planar_configuration": 0} if header.SamplesPerPixel > 1 else {}
-    return pixel_array(header, index=frame, decoding_plugin=plugin, **colour)
+    return np.asarray(pixel_array(header, index=frame, decoding_plugin=plugin, **colour))

@@ -48,4 +48,4 @@ class LookUpTable:
 
     def of(self, values: NDArray[Any]) -> NDArray[np.uint16]:
         index = np.rint(values).astype(np.int64) - self.first
-        return self.entries[np.clip(index, 0, len(self.entries) - 1)]
+        return np.asarray(self.entries[np.clip(index, 0, len(self.entries) - 1)], dtype=np.uint16)

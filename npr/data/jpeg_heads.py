@@ -96,7 +96,7 @@ def _check_scan(content: bytes, components: list[int], tables: set[int]) -> None
         raise ValueError("not all samples are in one scan")
     if list(content[1:-3:2]) != components or not {chosen >> 4 for chosen in content[2:-3:2]} <= tables:
         raise ValueError("a scan of other samples or tables")
-    if not 1 <= predictor <= 7 or end or shift > 15 or any(chosen & 15 for chosen in content[2:-3:2]):
+    if not 1 <= predictor <= 7 or end or shift > 15:
         raise ValueError("the prediction is unknown")
 
 

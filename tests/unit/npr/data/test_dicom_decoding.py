@@ -8,12 +8,16 @@ import sys
 from io import BytesIO
 
 import numpy as np
+import pydicom
 import pytest
 from PIL import Image
+from pydicom.data import get_testdata_file
 from pydicom.encaps import encapsulate, generate_frames, get_frame
+from pydicom.pixels import pixel_array
 from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit, JPEGLosslessSV1, JPEGLSLossless, RLELossless
 
 from lazaret.errors import DataError
+from npr.data.dicom_decoding import decoded
 from npr.data.dicom_pixels import DicomView, Window, read_header, render
 from tests.support.dicom_images import COLUMNS, GREY, ROWS, drawn, packed, saved
 
@@ -34,6 +38,25 @@ def test_compressed_colour_is_by_pixel_whatever_the_header_says(syntax, tmp_path
     header = packed(drawn(COLOUR, modality="US", photometric="RGB", bits=8), syntax)
     header.PlanarConfiguration = 1
     assert np.array_equal(shown(header, tmp_path), COLOUR)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "693_J2KI.dcm",
+        "GDCMJ2K_TextGBR.dcm",
+        "J2K_pixelrep_mismatch.dcm",
+        "JPEGLSNearLossless_16.dcm",
+        "MR_small_jpeg_ls_lossless.dcm",
+        "SC_rgb_dcmtk_+eb+cy+s4.dcm",
+        "SC_rgb_jls_lossy_line.dcm",
+        "SC_rgb_jpeg_app14_dcmd.dcm",
+        "SC_rgb_jpeg_gdcm.dcm",
+    ],
+)
+def test_files_of_other_programs_are_what_pydicom_reads(name):
+    header = pydicom.dcmread(get_testdata_file(name, download=False))
+    assert np.array_equal(decoded(header, 0), pixel_array(header, index=0))
 
 
 def test_colour_by_plane(tmp_path):
