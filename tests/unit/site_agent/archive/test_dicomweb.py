@@ -149,6 +149,15 @@ def test_an_answer_that_breaks_off_is_asked_for_again(serve: Serve) -> None:
     assert retrieved(client) == b"x" * 1000 and len(server.asked) == 3
 
 
+def test_an_image_without_its_end_is_no_image(serve: Serve) -> None:
+    """By its length the answer is whole: a gate before the archive may have counted what broke off behind it."""
+    whole, cut = image(b"x" * 5000), image(b"x" * 3000)
+    cut = Answer(cut.content[: -len("\r\n--e--\r\n")], kind=cut.kind)
+    answers = iter([cut, cut, whole])
+    server, client = serve(lambda asked: next(answers))
+    assert retrieved(client) == b"x" * 5000 and len(server.asked) == 3
+
+
 def test_after_some_tries_it_is_given_up(serve: Serve) -> None:
     waited = list[float]()
     server, client = serve(lambda asked: Answer(status=503))
