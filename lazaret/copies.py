@@ -56,9 +56,10 @@ def rows(places: Mapping[str, tuple[Path, CopyTable]]) -> Iterator[dict[str, Any
 
 
 def place_here(path: Path) -> None:
-    """Let a configuration that was restored say that its folders and its model are beside it, wherever they were."""
+    """Let a configuration that was restored say that its folders and files are beside it, wherever they were."""
     text = path.read_text(encoding="utf-8")
-    for key, value in (("identity", "identity"), ("state", "state"), ("initial_model", "initial.safetensors")):
+    places = {"identity": "identity", "state": "state", "initial_model": "initial.safetensors", "plugins": "plugins"}
+    for key, value in places.items():
         old = rf"""^[ \t]*{key}[ \t]*=[ \t]*(?:"[^"\n]*"|'[^'\n]*')"""
         text = re.sub(old, f'{key} = "{value}"', text, count=1, flags=re.MULTILINE)
     files.write_atomically(path, text.encode(), mode=0o600)

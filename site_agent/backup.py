@@ -74,6 +74,8 @@ def _sources(config: SiteConfig, kinds: tuple[str, ...]) -> Iterator[tuple[str, 
     yield "site.toml", config.path
     if config.initial_model.exists():
         yield "initial.safetensors", config.initial_model
+    if config.plugins.exists():
+        yield "plugins", config.plugins
     yield from copies.sources(_places(config), kinds)
 
 

@@ -37,14 +37,14 @@ from security.crypto.ring import FRAME_BYTES
 from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel, pinned_model
-from security.identity.manifest import Manifest
+from security.identity.manifest import Manifest, real
 from security.identity.plugin_file import pinned_plugin
 from security.log.events import RunAccepted, RunOffered
 from security.log.writer import AuditLog
 from security.secagg.relay import ModelFrame, ModelRequest
 from security.secagg.site.journal import most_updates
 from site_agent.config import INITIAL, SiteConfig
-from site_agent.privacy import LEDGER_HINT, PrivatePlan, check_terms, ledger_files
+from site_agent.privacy import LEDGER_HINT, PrivatePlan, check_terms, ledger_files, run_alone
 
 log = logging.getLogger("site-agent")
 OFFERED: Final = "offered.json"
@@ -138,8 +138,8 @@ def check_permitted(config: SiteConfig, offered: Manifest) -> None:
 
 def weaker(current: Manifest, offered: Manifest) -> str | None:
     """Why a person has to look at a run although the policy permits it; None if its terms are no weaker."""
-    if current.privacy is not None and offered.privacy is None:
-        return f"it trains without differential privacy, run {current.run} with it"
+    if current.privacy is not None and (reason := _weaker_privacy(current, offered)) is not None:
+        return reason
     if current.training.isolation == "required" and offered.training.isolation != "required":
         return "it does not require that the process which sees images is isolated"
     if current.audit.mode == "covered" and offered.audit.mode != "covered":
@@ -156,6 +156,19 @@ def weaker(current: Manifest, offered: Manifest) -> str | None:
         return f"it withstands {offered.aggregation.colluders} colluding sites, not {current.aggregation.colluders}"
     if offered.aggregation.least_survivors < current.aggregation.least_survivors:
         return f"its sums may be over {offered.aggregation.least_survivors} sites"
+    return None
+
+
+def _weaker_privacy(current: Manifest, offered: Manifest) -> str | None:
+    """Each promise by itself: a smaller epsilon does not outweigh a larger delta, nor noise that others must add."""
+    before, after = current.privacy, offered.privacy
+    if before is None or after is None:
+        return None if before is None else f"it trains without differential privacy, run {current.run} with it"
+    for name, old, new in (("epsilon", before.epsilon, after.epsilon), ("delta", before.delta, after.delta)):
+        if real(new) > real(old):
+            return f"its {name} is {new}, that of run {current.run} {old}"
+    if (alone := run_alone(offered)) > max(run_alone(current), real(after.epsilon)):
+        return f"if all other sites collude, its epsilon is {alone:.2f}"
     return None
 
 

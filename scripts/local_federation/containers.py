@@ -41,6 +41,7 @@ from scripts.local_federation.typed import (
 )
 from scripts.releasing import ROOT, SBOM, release
 from security.audit.facts import LogHistory
+from security.log.reader import LogReader
 
 FILES: Final = ROOT / "deploy" / "containers"
 USER: Final = 65532
@@ -259,13 +260,15 @@ class ContainerFederation(TypedFederation):
         self.give(self.folder / "hub")
         podman("exec", stay[0], "coordinator", "queue", "manifest.json", "second.safetensors")
         wait_until(lambda: self._over(1, "second"), "the end of the second run", seconds=600)
-        return before == podman("inspect", "--format", "{{.State.StartedAt}}", *stay) and all(
-            [(body["by"], body["fetched"]) for body in (one.body for one in history.of("run.accepted"))]
-            == [("policy", True)]
-            and [path.name for path in (self.folder / name / "state" / "memory").iterdir()] == ["1.safetensors"]
-            for name, history in self.histories().items()
-            if name != "hub"
-        )
+        same = before == podman("inspect", "--format", "{{.State.StartedAt}}", *stay)
+        return same and all(self._began_second(self.folder / site / "state") for site in SITES)
+
+    @staticmethod
+    def _began_second(state: Path) -> bool:
+        found = LogReader(state / "log").checked("run.accepted")
+        accepted = [(one.run, one.body["by"], one.body["fetched"]) for one in found]
+        kept = [path.name for path in (state / "memory").iterdir()]
+        return accepted == [("second", "policy", True)] and kept == ["1.safetensors"]
 
     def _status(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(

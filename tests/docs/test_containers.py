@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,34 @@ def test_kubernetes_schemas_accept_every_object_and_not_its_twin() -> None:
             with pytest.raises(validator.ValidationError):
                 validator.validate(twin, KUBERNETES, strict=True)
     assert kinds.count("StatefulSet") == kinds.count("NetworkPolicy") == 3
+
+
+OVERLAY = """
+resources: [base/coordinator, base/site]
+images: [{{name: lazaret-site, newName: hospital/lazaret-site, digest: {digest}}}]
+patches:
+  - target: {{kind: StatefulSet, name: lazaret-agent}}
+    patch: '[{{"op": "replace", "path": "/spec/template/spec/containers/0/env/0/value", "value": "{digest}"}}]'
+  - target: {{kind: NetworkPolicy, name: lazaret-agent}}
+    patch: '[{{"op": "add", "path": "/spec/egress/0/to", "value": [{{"ipBlock": {{"cidr": "192.0.2.10/32"}}}}]}}]'
+"""
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed here")
+def test_kustomize_builds_them_with_an_overlay(tmp_path: Path) -> None:
+    """The image by its digest, the same in the log, and the coordinator's address: what the page asks of an overlay."""
+    validator, digest = pytest.importorskip("kubernetes_validate"), f"sha256:{'1' * 64}"
+    shutil.copytree(DEPLOY / "kubernetes", tmp_path / "base")
+    (tmp_path / "kustomization.yaml").write_text(OVERLAY.format(digest=digest))
+    done = subprocess.run(["kubectl", "kustomize", tmp_path], capture_output=True, text=True, timeout=60, check=True)
+    built = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
+    for one in built.values():
+        validator.validate(one, KUBERNETES, strict=True)
+    (agent,) = built["StatefulSet", "lazaret-agent"]["spec"]["template"]["spec"]["containers"]
+    assert agent["image"] == f"hospital/lazaret-site@{digest}" and agent["env"][0]["value"] == digest
+    first, _ = built["NetworkPolicy", "lazaret-agent"]["spec"]["egress"]
+    assert first["to"] == [{"ipBlock": {"cidr": "192.0.2.10/32"}}]
+    assert len(built) == len(objects()) - 2
 
 
 def pods() -> dict[str, dict[str, Any]]:

@@ -80,6 +80,8 @@ def test_the_units_keep_what_protects_the_hospital() -> None:
     trainer = (ROOT / "deploy" / UNITS[2]).read_text(encoding="utf-8")
     for line in ("PrivateNetwork=yes", "IPAddressDeny=any", "InaccessiblePaths=%S/lazaret-site/identity"):
         assert line in trainer, line
+    for name in ("log", "wal", "pending", "runs"):
+        assert f"InaccessiblePaths=-%S/lazaret-site/state/{name}\n" in trainer, "also of runs that are over"
     walls = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "seccomp")
     assert f"SystemCallFilter={' '.join(walls)}" in trainer, "Debian 12 would refuse its own walls"
     assert "--required" in trainer, "it does not begin where a connection is possible"

@@ -76,6 +76,22 @@ def backed_up(config: SiteConfig) -> Path:
     return target
 
 
+@pytest.mark.parametrize("move", [False, True])
+def test_methods_of_one_s_own_are_in_every_copy(config: SiteConfig, move: bool) -> None:
+    """Their approval is in site.toml, and without the file the run would stop at the new machine."""
+    elsewhere = config.path.parent.parent / "methods"
+    elsewhere.mkdir()
+    (elsewhere / "own.py").write_text("# a method\n")
+    text = config.path.read_text().replace("[site]\n", f"[site]\nplugins = '{elsewhere}'\n", 1)
+    config.path.write_text(text.replace("# plugins = []", f'plugins = ["{"0" * 64}"]'))
+    config, target = SiteConfig.read(config.path), config.path.parent.parent / "copy"
+    (backup.move_away if move else backup.back_up)(config, target, now_ms=NOW)
+    shutil.rmtree(elsewhere)
+    new = restored(config, target, None if move else "graz-2")
+    assert new.plugins == new.path.parent / "plugins" and new.policy.plugins == ("0" * 64,)
+    assert (new.plugins / "own.py").read_text() == "# a method\n"
+
+
 def lose(config: SiteConfig) -> None:
     config.ledger.unlink()
     config.ledger_anchor.unlink()

@@ -17,7 +17,8 @@ from security.identity.manifest import Manifest
 from security.secagg.relay import ModelFrame, ModelRequest
 from site_agent.config import SiteConfig
 from site_agent.next_run import Decision, NextRun, Offer, about, check_permitted, weaker
-from tests.support.consortium_world import PRIVACY
+from tests.support.consortium_world import PLAN as PLAN_OF_WORLD
+from tests.support.consortium_world import PRIVACY, SHARED_NOISE, World
 from tests.support.site_world import SiteWorld, policy_table
 
 SITE = "graz"
@@ -116,6 +117,10 @@ def test_a_byte_that_was_swapped_in_an_earlier_stream_costs_the_whole_model(worl
     [
         (lambda plan: plan, lambda plan: plan, None),
         (lambda plan: plan + PRIVACY, lambda plan: plan.replace(PRIVACY, ""), "without differential privacy"),
+        (lambda plan: plan + PRIVACY, lambda plan: plan, None),
+        (lambda plan: plan + PRIVACY, lambda plan: plan.replace("epsilon = 8", "epsilon = 9"), "epsilon is 9, that of"),
+        (lambda plan: plan + PRIVACY, lambda plan: plan.replace("delta = 0.0", "delta = 0.00"), None),
+        (lambda plan: plan + PRIVACY, lambda plan: plan.replace("delta = 0.00", "delta = 0.0"), "delta is 0.0001"),
         (lambda plan: plan, lambda plan: plan.replace('"bcc"', '"nevus"'), "other classes: nevus, melanoma"),
         (lambda plan: plan, lambda plan: plan.replace('code_digest = "ab', 'code_digest = "cd'), "other code"),
         (
@@ -127,7 +132,20 @@ def test_a_byte_that_was_swapped_in_an_earlier_stream_costs_the_whole_model(worl
         (lambda plan: plan + VOTES, lambda plan: plan.replace(VOTES, ""), "do not vote"),
         (lambda plan: plan, lambda plan: plan + VOTES, "up to 6 updates on one that stands"),
     ],
-    ids=["the same", "privacy", "classes", "code", "isolation", "audit", "votes end", "votes begin"],
+    ids=[
+        "the same",
+        "privacy",
+        "private",
+        "epsilon",
+        "smaller delta",
+        "delta",
+        "classes",
+        "code",
+        "isolation",
+        "audit",
+        "votes end",
+        "votes begin",
+    ],
 )
 def test_a_run_that_protects_less_needs_a_person(
     tmp_path: Path, before: Callable[[str], str], after: Callable[[str], str], reason: str | None
@@ -136,6 +154,21 @@ def test_a_run_that_protects_less_needs_a_person(
     manifest, _, _ = second(world, after)
     found = weaker(world.manifest, manifest)
     assert found is None if reason is None else reason in str(found)
+
+
+def test_a_run_that_leaves_the_noise_to_all_sites_needs_a_person(tmp_path: Path) -> None:
+    """With the same epsilon: it holds only if the others add their part."""
+    world = World.make(tmp_path)
+    world.write_plan(PLAN_OF_WORLD + PRIVACY)
+    current = world.publish()
+    world.write_plan(SHARED_NOISE.replace("run-1", "run-2") + PRIVACY)
+    shared = world.publish()
+    assert str(weaker(current, shared)).startswith("if all other sites collude, its epsilon is ")
+    assert "collude" not in str(weaker(shared, replace_run(shared)))
+
+
+def replace_run(manifest: Manifest) -> Manifest:
+    return manifest.model_copy(update={"run": "run-3", "version": manifest.version + 1})
 
 
 def test_a_word_is_for_one_manifest_only(tmp_path: Path) -> None:

@@ -136,6 +136,19 @@ def test_days_count(hospital: Hospital) -> None:
         hospital.check(certificate, now_ms=NOW + 2 * DAY)
 
 
+def test_an_authority_whose_own_certificate_has_ended_lets_nobody_in(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although what it issued has not: who keeps its key may not have looked after it any more."""
+    certificate, graz = hospital.authority.issue(hospital.key(), HOST, days=4000), hospital.manifest.site("graz")
+    with pytest.raises(errors.CertificateExpired, match="authority of graz"):
+        own_issuer.check_own(graz, certificate, now_ms=NOW + 3700 * DAY)
+    check = pki.check_dates
+    ignoring = lambda found, now, where: None if found == hospital.authority.certificate else check(found, now, where)  # noqa: E731
+    monkeypatch.setattr(pki, "check_dates", ignoring)
+    own_issuer.check_own(graz, certificate, now_ms=NOW + 3700 * DAY)  # the twin
+
+
 def test_a_site_shows_it_once_it_is_there_and_for_the_key_in_force(tmp_path: Path) -> None:
     it = Hospital(tmp_path)
     identity = it.identity
