@@ -8,6 +8,9 @@ of a step on it. Two forms of the same gradient avoid that:
   same pixels), and the library is asked for each of them;
 - by offset: on tiny maps each entry of the kernel meets few pixels, which are multiplied and summed here.
 
+Differential privacy needs the gradient of each record by itself. Records then lie beside each other as channels of one
+image, or the kernel that each output saw is added up output by output.
+
 Convolutions with TensorFlow's padding ("same", more zeros below than above) copy their map into a larger one. Here the
 kernel gets a first row and column of zeros instead, and the padding is the same on all sides. Forward and input
 gradients are the library's own, so predictions do not change by a bit.
@@ -109,7 +112,7 @@ def depthwise_conv2d(images: Tensor, weight: Tensor, bias: Tensor | None, *, str
 
 def _same(layer: Conv2dSame, images: Tensor) -> Tensor:
     """As many outputs as pixels, divided by the stride; an odd zero is below and on the right."""
-    if images.device.type not in _BY_COLUMNS or not _learns(images, layer.weight):
+    if images.device.type not in _BY_COLUMNS or not _differentiated(images, layer.weight):
         return cast(Tensor, type(layer).forward(layer, images))
     stride = _pair(layer.stride)
     sides = pad_same_arg(list(images.shape[2:]), list(layer.weight.shape[2:]), list(stride))
@@ -122,10 +125,14 @@ def _same(layer: Conv2dSame, images: Tensor) -> Tensor:
 
 
 def _learns(images: Tensor, weight: Tensor) -> bool:
+    return weight.requires_grad and _differentiated(images, weight)
+
+
+def _differentiated(images: Tensor, weight: Tensor) -> bool:
     # Under autocast the library casts images and weight inside, and its own gradient knows about it. Transforms of
     # functions (Opacus has vmap compute the gradient of each record) take the library's own operations alone.
     other = torch.is_autocast_enabled(images.device.type) or torch._C._are_functorch_transforms_active()
-    return torch.is_grad_enabled() and weight.requires_grad and not other
+    return torch.is_grad_enabled() and (weight.requires_grad or images.requires_grad) and not other
 
 
 class _Depthwise(torch.autograd.Function):
@@ -207,7 +214,10 @@ _IN_CACHE = 1 << 19
 """Products that are summed before they leave the processor's cache."""
 
 _LARGE = 256
-"""Pixels of a map from which on the library's own weight gradient, one record at a time, is faster for 3x3 kernels."""
+"""Pixels of a map from which on the library's own weight gradient is faster for 3x3 kernels."""
+
+_FEW = 64
+"""Outputs of a map up to which they are taken one after the other."""
 
 
 def kernel_gradients(
@@ -225,9 +235,11 @@ def kernel_gradients(
     :param padding: above and on the left; beyond the other two edges there are zeros as well.
     """
     channels, _, height, width = shape
-    large = images.shape[2] * images.shape[3] >= _LARGE and images.device.type == "cpu"
-    if large and not together and height * width <= 9 and dilation == (1, 1):
-        return _one_by_one(images, gradient, shape, stride, padding)
+    if images.device.type == "cpu" and not together:
+        if images.shape[2] * images.shape[3] >= _LARGE and height * width <= 9 and dilation == (1, 1):
+            return _side_by_side(images, gradient, shape, stride, padding)
+        if gradient.shape[2] * gradient.shape[3] <= _FEW:
+            return _by_output(images, gradient, shape, stride, padding, dilation)
     pixels, outputs = images.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1)
     result = images.new_zeros(1 if together else len(images), height, width, channels)
     rows = [_reach(i * dilation[0], images.shape[2], gradient.shape[2], stride[0], padding[0]) for i in range(height)]
@@ -254,37 +266,55 @@ def kernel_gradients(
     return result
 
 
-def _one_by_one(images: Tensor, gradient: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
+def _side_by_side(images: Tensor, gradient: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
+    """Records lie beside each other as channels of one image, so that one call of the library serves many of them."""
     channels, _, height, width = shape
-    sides = zip(gradient.shape[2:], stride, (height, width), strict=True)
-    size = [(outputs - 1) * step + side for outputs, step, side in sides]
-    around = [side == have + 2 * pad for side, have, pad in zip(size, images.shape[2:], padding, strict=True)]
-    if not all(around):
-        # Zeros on one side only, or pixels that the kernel never reaches: one record at a time in a frame of its own.
-        frame = images.new_zeros(1, *size, channels).permute(0, 3, 1, 2)
-        rows, columns = (min(side - pad, have) for side, pad, have in zip(size, padding, images.shape[2:], strict=True))
-        inner = frame[:, :, padding[0] : padding[0] + rows, padding[1] : padding[1] + columns]
-    result, weight = images.new_empty(len(images), height, width, channels), images.new_empty(shape)
-    for record in range(len(images)):
-        seen, zeros = images[record : record + 1], padding
-        if not all(around):
-            inner.copy_(seen[:, :, :rows, :columns])
-            seen, zeros = frame, (0, 0)
-        found = torch.ops.aten.convolution_backward(
-            gradient[record : record + 1],
-            seen,
-            weight,
-            None,
-            stride,
-            zeros,
-            (1, 1),
-            False,
-            (0, 0),
-            channels,
-            (False, True, False),
-        )[1]
-        result[record] = found[:, 0].permute(1, 2, 0)
+    outputs = _pair(gradient.shape[2:])
+    size = (outputs[0] - 1) * stride[0] + height, (outputs[1] - 1) * stride[1] + width
+    # Zeros around, and no pixels that the kernel never reaches.
+    rows, columns = (min(side - pad, have) for side, pad, have in zip(size, padding, images.shape[2:], strict=True))
+    pixels, ahead = images.permute(2, 3, 0, 1)[:rows, :columns], gradient.permute(2, 3, 0, 1)
+    records = max(1, min(len(images), _IN_CACHE // (size[0] * size[1] * channels)))
+    frame, met = images.new_zeros(*size, records, channels), images.new_empty(*outputs, records, channels)
+    inner = frame[padding[0] : padding[0] + rows, padding[1] : padding[1] + columns]
+    weight = images.new_empty(records * channels, 1, height, width)
+    result = images.new_empty(len(images), height, width, channels)
+    for start in range(0, len(images), records):
+        # The last ones are taken together with some of those before them.
+        some = slice(min(start, len(images) - records), min(start + records, len(images)))
+        inner.copy_(pixels[:, :, some])
+        met.copy_(ahead[:, :, some])
+        seen, given = (x.flatten(2).unsqueeze(0).permute(0, 3, 1, 2) for x in (frame, met))
+        found = _library(seen, given, weight, stride, (0, 0), wanted=1)
+        result[some] = found.view(records, channels, height, width).permute(0, 2, 3, 1)
     return result
+
+
+def _by_output(
+    images: Tensor, gradient: Tensor, shape: torch.Size, stride: Pair, padding: Pair, dilation: Pair
+) -> Tensor:
+    """Each output's gradient times the pixels that its kernel sees: one multiplication and addition in one go."""
+    channels, _, height, width = shape
+    pixels, outputs = images.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1)
+    result = images.new_zeros(len(images), height, width, channels)
+    sides = zip(gradient.shape[2:], shape[2:], images.shape[2:], stride, padding, dilation, strict=True)
+    rows, columns = ([_window(place, *rest) for place in range(places)] for places, *rest in sides)
+    records = max(1, _IN_CACHE // (height * width * channels))
+    for start in range(0, len(images), records):
+        found, seen, given = (part[start : start + records] for part in (result, pixels, outputs))
+        for (y, row), (x, column) in product(enumerate(rows), enumerate(columns)):
+            found[:, row[0], column[0]].addcmul_(seen[:, row[1], column[1]], given[:, y : y + 1, x : x + 1])
+    return result
+
+
+def _window(place: int, kernel: int, size: int, stride: int, padding: int, dilation: int) -> tuple[slice, slice]:
+    """The part of a kernel that meets pixels for an output at this place along one axis, and these pixels."""
+    before = padding - stride * place
+    first, last = max(0, -(-before // dilation)), min(kernel, (size - 1 + before) // dilation + 1)
+    if last <= first:
+        return slice(0, 0), slice(0, 0)
+    start = first * dilation - before
+    return slice(first, last), slice(start, start + (last - first - 1) * dilation + 1, dilation)
 
 
 def _reach(offset: int, size: int, outputs: int, stride: int, padding: int) -> tuple[slice, slice]:

@@ -128,8 +128,8 @@ class DpSgd:
             drawn.result()
         doubles = torch.from_numpy(self._drawn).to(self._clipped.sum.device)
         total = torch.zeros((), dtype=torch.float64, device=doubles.device)
-        # In pieces that stay in the processor's cache; a card takes all at once.
-        size = _PIECE if doubles.device.type == "cpu" else doubles.numel()
+        # In pieces that stay in the caches of the processors; a card takes all at once.
+        size = _PIECE * torch.get_num_threads() if doubles.device.type == "cpu" else doubles.numel()
         for start in range(0, doubles.numel(), size):
             piece = slice(start, start + size)
             part = doubles[piece].mul_(self._sigma / grid).add_(self._clipped.sum[piece], alpha=1.0 / grid).round_()

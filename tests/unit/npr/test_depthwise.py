@@ -41,10 +41,13 @@ def test_gradients_are_the_librarys(size, kernel, stride, padding, layout) -> No
 @pytest.mark.parametrize(
     ("kernel", "stride", "edges"), [(3, 1, (1, 1)), (3, 2, (0, 1)), (3, 2, (1, 1)), (3, 3, (0, 0)), (5, 2, (1, 2))]
 )
-def test_gradients_of_each_record_are_the_librarys(size, kernel, stride, edges) -> None:
-    """Large maps with small kernels, where the library is asked record by record, and others; zeros on one side too."""
+@pytest.mark.parametrize("cache", [depthwise._IN_CACHE, 4000])
+def test_gradients_of_each_record_are_the_librarys(size, kernel, stride, edges, cache, monkeypatch) -> None:
+    """Large maps with small kernels, where the library is asked for some records at once, and others; zeros on one
+    side too."""
+    monkeypatch.setattr(depthwise, "_IN_CACHE", cache)
     torch.manual_seed(0)
-    images = torch.randn(3, 6, *size, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    images = torch.randn(5, 6, *size, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(6, 1, kernel, kernel, dtype=torch.float64)
     padded = functional.pad(images, (edges[0], edges[1], edges[0], edges[1]))
     rows = []
@@ -58,6 +61,18 @@ def test_gradients_of_each_record_are_the_librarys(size, kernel, stride, edges) 
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     empty = depthwise.kernel_gradients(images[:0], gradient[:0], weight.shape, (stride, stride), (edges[0], edges[0]))
     assert empty.shape == (0, kernel, kernel, 6)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_record_that_is_not_finite_leaves_those_beside_it_as_they_are(poison: float) -> None:
+    torch.manual_seed(0)
+    images, gradient = torch.randn(4, 6, 16, 16), torch.randn(4, 6, 16, 16)
+    shape, around = torch.Size((6, 1, 3, 3)), (1, 1)
+    before = depthwise.kernel_gradients(images, gradient, shape, (1, 1), around)
+    images[1], gradient[2] = poison, poison
+    after = depthwise.kernel_gradients(images, gradient, shape, (1, 1), around)
+    assert not after[1:3].isfinite().any()
+    assert (after[[0, 3]] == before[[0, 3]]).all()
 
 
 @pytest.mark.parametrize("size", [(5, 5), (8, 8), (16, 16), (17, 31), (9, 6)])
@@ -95,6 +110,19 @@ def test_tensorflows_padding_has_the_librarys_outputs_and_gradients(size, kernel
         both.append((output.detach(), *torch.autograd.grad(output.sin().sum(), (seen, one.weight, one.bias))))
     for ours, theirs in zip(*both, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_frozen_layer_with_tensorflows_padding_copies_no_map_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under differential privacy weights are frozen while gradients flow; its step has the plain step's forward."""
+    layer = Conv2dSame(6, 6, 3, 2, groups=6).requires_grad_(False)
+    speed_up_depthwise(layer)
+    images = torch.randn(3, 6, 16, 16)
+    seen = images.clone().requires_grad_()
+    expected = torch.autograd.grad(type(layer).forward(layer, seen).sin().sum(), seen)[0]
+    monkeypatch.setattr(Conv2dSame, "forward", lambda *_: pytest.fail("it was padded by a copy"))
+    torch.testing.assert_close(torch.autograd.grad(layer(seen).sin().sum(), seen)[0], expected)
+    with pytest.raises(pytest.fail.Exception):
+        layer(images)
 
 
 def test_it_is_used_where_the_library_is_slow_and_not_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

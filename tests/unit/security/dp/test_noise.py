@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from lazaret.errors import LocalProtocolError
-from security.dp.noise import NoiseSource, _circle, grid_step
+from security.dp.noise import NoiseSource, _BoxMuller, grid_step
 from security.rng import CountedRandomness
 
 
@@ -20,17 +20,23 @@ def test_gaussian_values_are_standard_normal() -> None:
     values = NoiseSource().gaussian(np.empty(400_001))
     assert stats.kstest(values, "norm").pvalue > 1e-6
     assert abs((values**4).mean() - 3) < 0.1
-    # Both halves of a Box-Muller pair are used; a shared radius must not show as correlation.
-    pairs = 1 << 14
-    assert abs(np.corrcoef(values[:pairs], values[pairs : 2 * pairs])[0, 1]) < 0.05
+    # Both halves of a Box-Muller pair are used; a shared radius must not show as correlation, nor in the squares.
+    for power in (1, 2):
+        assert abs(np.corrcoef(values[:-1:2] ** power, values[1::2] ** power)[0, 1]) < 0.015
 
 
-def test_the_fast_circle_is_the_circle() -> None:
-    words = np.concatenate([NoiseSource().words(50_000), np.array([0, 1, 2**52, 2**63, 2**64 - 1], dtype=np.uint64)])
-    angle = words.astype(np.float64) * (2 * math.pi / 2**64)
-    cosine, sine = _circle(words)
-    np.testing.assert_allclose(cosine, np.cos(angle), atol=3e-15)
-    np.testing.assert_allclose(sine, np.sin(angle), atol=3e-15)
+def test_fast_values_are_those_of_the_formula() -> None:
+    """Of Box and Muller, on random words and on those at the edges of length and angle."""
+    edges = np.array([0, 1, 2, 2**49 - 1, 2**49, 2**63 - 1, 2**63, 2**64 - 1], dtype=np.uint64)
+    lengths, angles = (np.concatenate([NoiseSource().words(50_000), part]) for part in (edges, edges[::-1]))
+    work = _BoxMuller(lengths.size)
+    work.memory[:-15] = np.concatenate([lengths, angles]).tobytes()
+    radius = np.sqrt(-2 * np.log(((lengths // 2).astype(np.float64) + 1) / 2**63))
+    angle = angles.astype(np.float64) * (2 * math.pi / 2**64)
+    values = work.normal()
+    np.testing.assert_allclose(values[0::2], radius * np.cos(angle), atol=3e-14)
+    np.testing.assert_allclose(values[1::2], radius * np.sin(angle), atol=3e-14)
+    assert np.isfinite(values).all() and np.abs(values).max() > 9.3
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 2**15 - 1, 2**15 + 1])
