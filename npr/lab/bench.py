@@ -40,7 +40,7 @@ LIMITS = {
     "round_over_plain_loop": 0.90,
     "evaluate_over_forward": 1.10,
 }
-DP_LIMITS = {"dp_step_over_plain_step": 2.0, "dp_peak_over_plain_peak": 1.5, "norm_relative_error": 1e-4}
+DP_LIMITS = {"dp_step_over_plain_step": 1.3, "dp_peak_over_plain_peak": 1.5, "norm_relative_error": 1e-4}
 # How close two plans must be, as a share of the mean entry 1 / (n K).
 PLAN_TOLERANCE = 1e-4
 SMOOTHING = 0.05
