@@ -52,6 +52,7 @@ class AgreedRules:
     """One manifest in numbers and sets.
 
     :param certificates: for each member, the first and last millisecond of its signing certificate.
+    :param ends_ms: from when on nobody joins a round under this manifest.
     :param destinations: SHA-256 of the keys that the coordinator may have; a message may go nowhere else.
     :param purposes: what data may be opened for; empty if the manifest does not say.
     :param groups: of sites whose sums are opened apart; `undrawn`: the manifest asks for groups that are not drawn yet.
@@ -73,6 +74,7 @@ class AgreedRules:
     max_rounds_unwitnessed: int
     destinations: frozenset[str]
     certificates: Mapping[str, tuple[int, int]]
+    ends_ms: int
     sites: frozenset[str]
     groups: Groups | None = None
     undrawn: bool = False
@@ -230,6 +232,7 @@ def _rules_of(manifest: Manifest) -> AgreedRules:
         undrawn=numbers.groups is not None and not numbers.groups.secrets,
         vote=manifest.audit.vote_drop is not None,
         certificates={member.id: member.valid_ms for member in manifest.members},
+        ends_ms=manifest.expires_at_ms,
         sites=frozenset(manifest.sites),
         privacy=_privacy_of(manifest),
         purposes=frozenset(manifest.processing.purposes),

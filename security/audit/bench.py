@@ -99,7 +99,7 @@ _SOME: Final = "be" * 32  # stands for every digest that the manifest and the lo
 
 
 def _keys(roster: Roster) -> Keys:
-    """Rules like those of a manifest with differential privacy, so that every rule has something to do."""
+    """Rules like those of a manifest without differential privacy, whose entries are two in a round."""
     names = [party.name for party in roster.parties]
     sites = len(roster.sites)
     colluders = thresholds.default_colluders(sites)
@@ -118,6 +118,7 @@ def _keys(roster: Roster) -> Keys:
         max_rounds_unwitnessed=3,
         destinations=frozenset({_SOME}),
         certificates=dict.fromkeys(names, (0, 1 << 50)),
+        ends_ms=1 << 50,
         sites=frozenset(party.name for party in roster.sites),
         purposes=frozenset({"model training"}),
         packages=frozenset({_SOME}),

@@ -16,7 +16,7 @@ from lazaret.errors import ConfigError, ToolkitError
 from security.audit import epsilon
 from security.audit.agreement import Agreements, Keys, coordinator_keys, coordinator_name, site_names
 from security.audit.checkpoints import verify_held
-from security.audit.completeness import join_unmasking
+from security.audit.completeness import join_first_models, join_manifests, join_unmasking, join_uploads, join_votes
 from security.audit.egress_ledger import join_counts
 from security.audit.epsilon import EpsilonStatement
 from security.audit.facts import GREETING, LogHistory, read_history, towards
@@ -78,6 +78,12 @@ def cross(
     _join_models(histories, joint)
     _join_cohorts(histories, joint)
     join_unmasking(histories, joint)
+    join_uploads(histories, joint)
+    in_force = {log.origin: log.agreement_at for log in logs}
+    join_manifests(histories, in_force, joint)
+    join_votes(histories, in_force, joint)
+    if "LogMissing" not in joint and "LogLost" not in joint:
+        join_first_models(histories, in_force, joint)
     _join_held(held, logs, joint)
     epsilon.join_payments(histories, joint)
     statements, privacy = [], list[Finding]()

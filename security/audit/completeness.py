@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final
 
-from security.audit.agreement import AgreedRules
+from security.audit.agreement import AgreedRules, Agreement
 from security.audit.facts import LogHistory
 from security.audit.findings import Findings
 from security.log.reader import Record
@@ -49,7 +50,8 @@ class _Round:
 
     steps: dict[str, int] = field(default_factory=dict)  # each step, and the first entry that has it
     cohorts: dict[str, int] = field(default_factory=dict)  # contexts to which the site was invited, and how many were
-    agreed: dict[str, int] = field(default_factory=dict)  # contexts whose survivors were agreed, and how many
+    agreed: dict[str, dict[str, Any]] = field(default_factory=dict)  # contexts whose survivors were agreed: the entry
+    uninvited: list[int] = field(default_factory=list)  # agreements in contexts to which the site was not invited
     opened: dict[str, int] = field(default_factory=dict)  # contexts whose shares were opened, and the entry
     shares: dict[str, dict[str, Any]] = field(default_factory=dict)  # what was opened first in each context
     sums: list[int] = field(default_factory=list)
@@ -63,12 +65,12 @@ class RoundBook:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._rounds: dict[RoundKey, _Round] = {}
-        self._opened: set[str | None] = set()  # runs for which data were opened
-        self._plugins: set[str | None] = set()  # runs whose method's own file was run
+        self._opened: dict[str | None, int] = {}  # runs for which data were opened, and the first entry
+        self._plugins: dict[str | None, int] = {}  # runs whose method's own file was run
         self._blocked: dict[int, str] = {}
         self._explained: list[str] = []
         self._published: dict[str | None, int] = {}
-        self._paid: set[RoundKey] = set()
+        self._paid: dict[RoundKey, int] = {}
         self._connection = 0
         self._owed: dict[str, _Awaited] = {}  # by the message's id, as the entry has it
 
@@ -80,7 +82,8 @@ class RoundBook:
         step = SENT.get(message)
         if step is None:
             return
-        found = self._rounds.setdefault(key, _Round()) if key[1] is not None else self._newest_opened()
+        of_a_result = step == "check" and key[1] is None
+        found = self._newest_opened() if of_a_result else self._rounds.setdefault(key, _Round())
         found.steps.setdefault(step, seq)
         if step == "upload":
             found.rules = rules
@@ -108,9 +111,9 @@ class RoundBook:
         """Any other entry."""
         match record.type:
             case "data.opened":
-                self._opened.add(record.run)
+                self._opened.setdefault(record.run, record.seq)
             case "plugin.loaded":
-                self._plugins.add(record.run)
+                self._plugins.setdefault(record.run, record.seq)
             case "model.received":
                 self._of(record).steps.setdefault("model", record.seq)
             case "train.done":
@@ -118,8 +121,10 @@ class RoundBook:
             case "round.invited":
                 self._of(record).steps.setdefault("invitation", record.seq)
                 self._of(record).cohorts[record.body["context"]] = record.body["cohort_size"]
+            case "dp.reserved":
+                self._of(record).steps.setdefault("booking", record.seq)
             case "dp.committed":
-                self._paid.add(record.key)
+                self._paid.setdefault(record.key, record.seq)
             case "secagg.survivors":
                 self._agree(record)
             case "secagg.unmasked":
@@ -134,7 +139,9 @@ class RoundBook:
 
     def _agree(self, record: Record) -> None:
         found, context = self._of(record), record.body["context"]
-        found.agreed[context] = record.body["count"]
+        found.agreed[context] = record.body
+        if context not in found.cohorts:
+            found.uninvited.append(record.seq)
         # The threshold follows from the cohort; who leaves dropouts out of the entry would make it smaller.
         size = record.body["count"] + len(set(record.body["dropouts"]))
         if found.cohorts.get(context, size) != size:
@@ -142,24 +149,39 @@ class RoundBook:
             self._findings.add("ThresholdWrong", detail, record.seq)
 
     def _open(self, record: Record) -> None:
-        found = self._of(record)
-        context = record.body["context"]
-        opened = len(set(record.body["self_mask"]))
-        if found.agreed.get(context, opened) != opened:
-            detail = f"round {record.round}: masks of {opened} sites were opened, agreed were {found.agreed[context]}"
+        found, context = self._of(record), record.body["context"]
+        where, opened = f"round {record.round}", set(record.body["self_mask"])
+        agreed = found.agreed.get(context)
+        if agreed is None:
+            self._findings.add("StepMissing", f"{where}: shares were opened for a set that was not agreed", record.seq)
+        elif len(opened) != agreed["count"]:
+            detail = f"{where}: masks of {len(opened)} sites were opened, agreed were {agreed['count']}"
             self._findings.add("SumMismatch", detail, record.seq)
+        elif set(record.body["mask_key"]) - opened != set(agreed["dropouts"]):
+            detail = f"{where}: keys of other sites were opened than of those that dropped out"
+            self._findings.add("SumMismatch", detail, record.seq)
+        self._one_kind(record)
         found.steps.setdefault("shares opened", record.seq)
-        # A party that was killed sends the same answer again and logs it again; another one is a second sum.
-        if found.shares.setdefault(context, record.body) != record.body:
-            self._findings.add("SecondSum", f"round {record.round}: shares were opened for two sets", record.seq)
+        # A party that was killed sends the same answer again and logs it again; another one is a second sum. A later
+        # attempt may repeat an opened set, also without a site that was proven to cheat, and no other.
+        same = found.shares.setdefault(context, record.body) == record.body
+        if not same or not all(opened <= set(earlier["self_mask"]) for earlier in found.shares.values()):
+            self._findings.add("SecondSum", f"{where}: shares were opened for two sets", record.seq)
         found.opened[context] = record.seq
+
+    def _one_kind(self, record: Record) -> None:
+        """Both kinds of share together open the vector of one site."""
+        for name in sorted(set(record.body["self_mask"]) & set(record.body["mask_key"])):
+            detail = f"round {record.round}: both kinds of share were opened for {name}"
+            self._findings.add("MaskExposure", detail, record.seq)
 
     def _sum(self, record: Record, rules: AgreedRules | None) -> None:
         found = self._of(record)
         found.sums.append(record.seq)
         if len(found.sums) > 1:
             self._findings.add("SecondSum", f"round {record.round} has {len(found.sums)} sums", *found.sums)
-        if record.body["inputs"] not in found.agreed.values():
+        counts = {body["count"] for context, body in found.agreed.items() if context in (found.opened or found.agreed)}
+        if record.body["inputs"] not in counts:
             detail = f"round {record.round}: a sum over {record.body['inputs']}, which was not agreed"
             self._findings.add("SumMismatch" if found.agreed else "StepMissing", detail, record.seq)
         elif not found.opened:
@@ -183,20 +205,28 @@ class RoundBook:
         where = f"round {number} of {run}"
         upload = found.steps.get("upload")
         if upload is not None:
-            missing = [step for step in ("model", "training", "invitation") if step not in found.steps]
-            missing += [] if run in self._opened else ["data opened"]
-            pinned = found.rules is not None and found.rules.plugin is not None
-            missing += ["plugin loaded"] if pinned and run not in self._plugins else []
-            if missing:
-                self._findings.add("StepMissing", f"{where}: a vector left without {', '.join(missing)}", upload)
-            if found.rules is not None and found.rules.privacy is not None and key not in self._paid:
-                self._findings.add("PrivacyMissing", f"{where}: a vector left without dp.committed", upload)
+            self._judge_upload(where, run, found, upload, self._paid.get(key, upload))
         self._judge_opening(where, found)
         self._judge_receipt(where, found)
         if "invitation" in found.steps and not found.opened:
             self._findings.add("RoundUnfinished", where, found.steps["invitation"])
         if found.opened and "check" not in found.steps:
             self._findings.add("ResultUnchecked", where, found.steps["shares opened"])
+
+    def _judge_upload(self, where: str, run: str | None, found: _Round, upload: int, paid: int) -> None:
+        """Nothing leaves before the steps that it is made by."""
+        steps = {step: found.steps.get(step, upload) for step in ("model", "training", "invitation")}
+        steps["data opened"] = self._opened.get(run, upload)
+        if found.rules is not None and found.rules.plugin is not None:
+            steps["plugin loaded"] = self._plugins.get(run, upload)
+        if missing := [step for step, seq in steps.items() if seq >= upload]:
+            self._findings.add("StepMissing", f"{where}: a vector left without {', '.join(missing)} before it", upload)
+        if found.rules is None or found.rules.privacy is None:
+            return
+        if paid >= upload:
+            self._findings.add("PrivacyMissing", f"{where}: a vector left without dp.committed before it", upload)
+        elif found.steps.get("booking", upload) > steps["training"]:
+            self._findings.add("PrivacyMissing", f"{where}: trained without dp.reserved before it", upload)
 
     def _judge_receipt(self, where: str, found: _Round) -> None:
         """Receipts come in the order in which messages came. A coordinator that confirms shares of a sum with this site
@@ -214,9 +244,12 @@ class RoundBook:
             self._findings.add("ReceiptMissing", f"{where}: the vector", upload.seq)
 
     def _judge_opening(self, where: str, found: _Round) -> None:
-        for context, seq in found.opened.items():
-            if context not in found.agreed:
-                self._findings.add("StepMissing", f"{where}: shares were opened for a set that was not agreed", seq)
+        for seq in found.uninvited:
+            self._findings.add("StepMissing", f"{where}: a set was agreed without an invitation to its cohort", seq)
+        own = self._findings.log.partition(".")[0]
+        if "upload" not in found.steps and any(own in body["self_mask"] for body in found.shares.values()):
+            detail = f"{where}: this site is in the sum, and no vector of it left"
+            self._findings.add("StepMissing", detail, found.steps["shares opened"])
         if "shares sent" in found.steps and not found.opened:
             self._findings.add("StepMissing", f"{where}: shares were sent and not logged", found.steps["shares sent"])
         if found.opened and "shares sent" not in found.steps:
@@ -241,6 +274,68 @@ def join_unmasking(histories: Sequence[LogHistory], joint: Findings) -> None:
                 kinds["self_mask"][name],
                 kinds["mask_key"][name],
             )
+
+
+def join_uploads(histories: Sequence[LogHistory], joint: Findings) -> None:
+    """Over all logs: of every site whose mask was opened a vector left. Else a sum is over fewer than it says."""
+    sent = {
+        history.name: {record.key for record in history.of("egress") if record.body["message"] == "UploadFrame"}
+        for history in histories
+        if history.role == SITE
+    }
+    for history in histories:
+        for record in history.of("secagg.unmasked"):
+            for name in record.body["self_mask"]:
+                if record.key not in sent.get(name, {record.key}):
+                    detail = f"round {record.round}: {history.name} opened the mask of {name}, which sent no vector"
+                    joint.add("SumMismatch", detail, record.seq)
+
+
+InForce = Mapping[str, Callable[[int], Agreement | None]]  # for each log, the manifest at an entry
+
+
+def join_manifests(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
+    """Over all logs: a context has the hash of one manifest, so who joins it is under that manifest and no other."""
+    seen: dict[str, tuple[str, str, int]] = {}
+    for history in histories:
+        for record in history.of("round.invited"):
+            agreement = in_force[history.origin](record.seq)
+            if agreement is None:
+                continue
+            told = (agreement.digest, history.name, record.seq)
+            digest, name, seq = seen.setdefault(record.body["context"], told)
+            if digest != agreement.digest:
+                detail = f"round {record.round}: {name} and {history.name} were under different manifests"
+                joint.add("SplitCohort", detail, seq, record.seq)
+
+
+def join_first_models(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
+    """A run begins with the model that its manifest names. If a log is not here, its beginning may not be either."""
+    first: dict[str | None, tuple[int, str, LogHistory, Record]] = {}
+    for history in histories:
+        for record in history.of("model.received", "aggregate.published"):
+            name = "model" if record.type == "model.received" else "previous"
+            told = (record.round or 0, record.body[name], history, record)
+            if record.run not in first or told[0] < first[record.run][0]:
+                first[record.run] = told
+    for number, model, history, record in first.values():
+        agreement = in_force[history.origin](record.seq)
+        rules = agreement.rules if agreement else None
+        if rules is not None and record.run == rules.run and model != rules.initial_state:
+            what = f"{record.run} begins with model {model[:16]}, agreed is {rules.initial_state[:16]}"
+            joint.add("MethodMismatch", f"round {number}: {what}", record.seq)
+
+
+def join_votes(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
+    """Where the manifest asks for votes, nobody trains on a model before the vote: somebody's log has it."""
+    voted = {record.key for history in histories for record in history.of("result.voted")}
+    for history in histories:
+        for last, record in pairwise(history.of("aggregate.published")):
+            agreement = in_force[history.origin](record.seq)
+            asked = agreement is not None and agreement.rules is not None and agreement.rules.vote
+            if asked and last.run == record.run and last.key not in voted:
+                detail = f"round {record.round}: a sum, and no vote on that of round {last.round} before it"
+                joint.add("StepMissing", detail, record.seq)
 
 
 class IsolationBook:

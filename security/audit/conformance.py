@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from security.audit.agreement import AgreedRules
+from security.log.machine import SKEW_MS
 from security.log.reader import Record
 from security.secagg import thresholds
 
@@ -109,6 +110,12 @@ def layout_is_agreed(record: Record, rules: AgreedRules) -> Iterator[Breach]:
         yield "MethodMismatch", f"layout {record.body['layout'][:16]}, agreed is {rules.layout[:16]}"
 
 
+@rule("model.received")
+def model_is_the_coordinators(record: Record, rules: AgreedRules) -> Iterator[Breach]:
+    if record.body["sender"] not in rules.destinations:
+        yield "SenderUnlisted", f"the model came from {record.body['sender'][:16]}, which is not the coordinator"
+
+
 @rule("round.invited")
 def settings_are_agreed(record: Record, rules: AgreedRules) -> Iterator[Breach]:
     """Hyper-parameters travel as one digest, which the round's context binds."""
@@ -125,6 +132,13 @@ def latest_round(rounds: int) -> int:
 def round_is_within_the_run(record: Record, rules: AgreedRules) -> Iterator[Breach]:
     if record.round is None or record.round > latest_round(rules.rounds):
         yield "RoundsExceeded", f"round {record.round} of a run of {rules.rounds} rounds"
+
+
+@rule("round.invited")
+def manifest_has_not_ended(record: Record, rules: AgreedRules) -> Iterator[Breach]:
+    if record.ts > rules.ends_ms + SKEW_MS:
+        days = (record.ts - rules.ends_ms) // 86_400_000
+        yield "ManifestEnded", f"joined {days} days after the end of the manifest in force"
 
 
 # Cohorts and thresholds
@@ -261,11 +275,11 @@ def _shared_noise_is_agreed(record: Record, due: SharedNoise, floor: float) -> I
             yield "ScheduleMismatch", f"{booked}; agreed 1, {due.dimensions}, at most {due.honest}"
 
 
-@rule("dp.reserved")
+@rule("dp.reserved", "dp.committed")
 def mechanism_trains(record: Record, rules: AgreedRules) -> Iterator[Breach]:
-    """A reservation that books no training does not pay for a trained vector."""
+    """What books no training does not pay for a trained vector."""
     if rules.privacy is None or record.run != rules.run or record.round is None:
         return
     trains = "dp-sgd" if rules.privacy.shared is None else "shared-sgd"
     if not any(item["kind"] == trains for item in record.body["mechanisms"]):
-        yield "PrivacyMissing", "a reservation without training noise"
+        yield "PrivacyMissing", "a booking without training noise"

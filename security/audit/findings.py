@@ -217,8 +217,11 @@ CODES: Final[dict[str, Code]] = {
     # Rules of the manifest in force
     "RulesUnknown": _unjudged("the rules in force are not known, so none was checked", "ask the consortium for them"),
     "DestinationUnknown": _breach("a message went to a key that is not the coordinator's", _CONSORTIUM),
-    "SenderUnlisted": _breach("a message of a site that the manifest in force does not list was taken", _CONSORTIUM),
+    "SenderUnlisted": _breach(
+        "a message, or a model, of a party that the manifest in force does not list was taken", _CONSORTIUM
+    ),
     "CertificateInvalid": _breach("a party acted outside of the dates of its certificate", _CONSORTIUM),
+    "ManifestEnded": _breach("a site joined a round although the manifest in force had ended", _CONSORTIUM),
     "CohortTooSmall": _breach("a cohort was smaller than the manifest permits", _CONSORTIUM),
     "SurvivorsTooFew": _breach("a sum was over fewer sites than the manifest permits", _CONSORTIUM),
     "GroupsMismatch": _breach("sums were of other groups of sites than the manifest's draw gives", _CONSORTIUM),

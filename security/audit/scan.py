@@ -93,6 +93,7 @@ class Scan:
             "manifest.adopted": self._adopted,
             "agent.start": self._start,
             "agent.stop": lambda *_: setattr(self, "running", False),
+            "aggregate.published": lambda _, seq: self._check_dates(self._own_window, "a sum", seq),
             "config.changed": self._config_changed,
             "policy.changed": self._policy_changed,
             "clock.adjusted": self._adjusted,
@@ -389,10 +390,8 @@ class Scan:
         """A message type for the first time in a round: enough for the steps of a round and the dates of a member."""
         if is_vector:
             self.uploads.append((seq, run, number))
-        first, last = self._own_window
-        if permitted().get(message) not in UNDATED and not first - SKEW_MS <= self._ts <= last + SKEW_MS:
-            detail = f"{message} at entry {seq}, outside of the dates of its certificate"
-            self.findings.add("CertificateInvalid", detail, seq)
+        if permitted().get(message) not in UNDATED:
+            self._check_dates(self._own_window, message, seq)
         agreement = self._in_force[-1] if self._in_force else None
         rules = agreement.rules if agreement else None
         self.rounds.sent(round_key(run, number), message, seq, rules)
@@ -401,13 +400,15 @@ class Scan:
         sender = match["body_sender"][1:-1]
         if not self._windows:
             return
-        window = self._windows.get(sender)
+        window, message = self._windows.get(sender), match["body_message"][1:-1]
         if window is None:
-            self.findings.add("SenderUnlisted", f"entry {seq}: {match['body_message'][1:-1]} of {sender}", seq)
-        elif not window[0] - SKEW_MS <= self._ts <= window[1] + SKEW_MS and (
-            permitted().get(match["body_message"][1:-1]) not in UNDATED
-        ):
-            detail = f"entry {seq}: {match['body_message'][1:-1]} of {sender}, whose certificate was not valid"
+            self.findings.add("SenderUnlisted", f"entry {seq}: {message} of {sender}", seq)
+        elif permitted().get(message) not in UNDATED:
+            self._check_dates(window, f"{message} of {sender}", seq)
+
+    def _check_dates(self, window: tuple[int, int], what: str, seq: int) -> None:
+        if not window[0] - SKEW_MS <= self._ts <= window[1] + SKEW_MS:
+            detail = f"entry {seq}: {what}, outside of the dates of the certificate"
             self.findings.add("CertificateInvalid", detail, seq)
 
     def _partial(self, match: Match, seq: int) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from lazaret.errors import AuditLogError, CodecError, ToolkitError, VerificationFailed
 from lazaret.kernel_bytes import PROCESS
-from security.audit.agreement import AgreedRules, Agreements, Keys
+from security.audit.agreement import AgreedRules, Agreement, Agreements, Keys
 from security.audit.checkpoints import (
     Checkpoints,
     check_epochs,
@@ -68,10 +68,13 @@ class Verified:
         """How many entries witnesses cover. What follows them is outside of the verdict."""
         return self.checkpoints.witnessed.checkpoint.size if self.checkpoints.witnessed else 0
 
+    def agreement_at(self, seq: int) -> Agreement | None:
+        """The manifest in force when an entry was written."""
+        return self.agreements.of(next((name for first, name in reversed(self.adopted) if first <= seq), None))
+
     def rules_at(self, seq: int) -> AgreedRules | None:
-        """The rules in force when an entry was written."""
-        digest = next((name for first, name in reversed(self.adopted) if first <= seq), None)
-        agreement = self.agreements.of(digest)
+        """Its rules."""
+        agreement = self.agreement_at(seq)
         return agreement.rules if agreement else None
 
     def verdict(self, concern: Concern) -> int:

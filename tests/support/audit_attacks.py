@@ -15,6 +15,7 @@ import security.audit.verify as verify_module
 from security.audit import compare, epsilon
 from security.audit.agreement import Agreements, Keys
 from security.audit.checkpoints import TreeCheck
+from security.audit.completeness import RoundBook
 from security.audit.egress_ledger import EgressLedger
 from security.audit.findings import Finding, Severity
 from security.audit.scan import Scan
@@ -101,7 +102,7 @@ CHECKS: Final[dict[str, tuple[tuple[object, str, object], ...]]] = {
     "LogMissing": ((compare, "_check_all_here", _off),),
     "MalformedEntry": ((Scan, "_entry", _reads_anything),),
     "ManifestConflict": ((Agreements, "conflicts", lambda _: ()),),
-    "MaskExposure": ((compare, "join_unmasking", _off),),
+    "MaskExposure": ((compare, "join_unmasking", _off), (RoundBook, "_one_kind", _off)),
     "ModelInconsistency": ((compare, "_join_models", _off),),
     "MonotonicRollback": ((Scan, "_time", _off),),
     "NotWitnessed": ((Roster, "missing_for_quorum", lambda *_: ()),),

@@ -84,7 +84,7 @@ class Federation:
         self.rng = CountedRandomness(b"audit-log tests")
         self.manifest = manifest
         self.dp_sites = tuple(dp_sites)
-        self.model = MODEL_0
+        self.model = rules.initial_state if rules else MODEL_0
         self.round = 0
         self.gone: list[Member] = []
         self._told: set[tuple[str, str]] = set()

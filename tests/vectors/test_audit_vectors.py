@@ -38,6 +38,7 @@ from tests.attacks.audit.test_audit_membership import less_isolated as less_isol
 from tests.attacks.audit.test_audit_second_signature import alone, forged_log, unadopted, with_forged_manifest
 from tests.attacks.audit.test_audit_second_signature import federation as federation  # a fixture
 from tests.attacks.audit.test_audit_second_signature import skipping as skipping  # a fixture
+from tests.attacks.audit.test_audit_steps import STEPS
 from tests.support.audit_logs import Federation
 
 HERE = Path(__file__).parent
@@ -201,9 +202,9 @@ def test_both_find_a_breach_of_groups(name: str, grouped: Federation, tmp_path: 
     assert verify(path, keys_for(path, grouped.root_key)).exit_code == 1
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", [*WHOLE, *STEPS])
 def test_both_find_a_broken_sequence(name: str, private: Federation, tmp_path: Path) -> None:
-    who, change, _ = WHOLE[name]
+    who, change, _ = {**WHOLE, **STEPS}[name]
     path = _rewritten(private, tmp_path, who, change)
     assert Verifier(path, _root(private.root_key)).verdict == verify(path, keys_for(path, private.root_key)).exit_code
 

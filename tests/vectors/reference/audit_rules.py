@@ -54,6 +54,7 @@ def broken(entry: Entry, agreed: Agreed) -> Iterator[str]:
         results += [body["method"] == rules["training"]["method"], (entry["round"] or 1 << 60) <= 4 * rounds + 16]
     if kind == "round.invited":
         results += [body["config"] in rules["training"]["config_hashes"]]
+        results += [entry["ts"] <= rules["expires_at_ms"] + 300_000]
         results += [body["cohort_size"] >= least_cohort(c, m, n if rules["aggregation"]["single_history"] else None)]
         results += [body["cohort_size"] >= max(m, c + 2) * len(groups(rules["aggregation"]["groups"]))]
     elif kind == "secagg.survivors":
@@ -81,8 +82,9 @@ def broken(entry: Entry, agreed: Agreed) -> Iterator[str]:
         results += [table is None or bool(table["secrets"])]
     elif kind == "model.received":
         results += [body["layout"] == layout_hash(rules["aggregation"]["layout"]).hex()]
+        results += [body["sender"] in rules["coordinator"]["tls_keys"]]
     elif kind in ("dp.reserved", "dp.committed") and rules["privacy"] and entry["run"] == rules["run"]:
-        results = list(_private(body, rules, kind == "dp.reserved" and entry["round"] is not None))
+        results = list(_private(body, rules, entry["round"] is not None))
     elif kind == "trainer.isolated":
         results = [not is_open(body) or (body["asked"] == "best" and rules["training"]["isolation"] == "best")]
     if not all(results):
@@ -94,12 +96,12 @@ def is_open(told: Entry) -> bool:
     return bool(told["keys"] or (told["connection"] and not told["ranks"]))
 
 
-def _private(body: Entry, rules: Entry, reserves: bool) -> Iterator[bool]:
+def _private(body: Entry, rules: Entry, in_a_round: bool) -> Iterator[bool]:
     due, settings = rules["privacy"], rules["training"]["settings"]
     shared = settings.get("dp.noise") == "shared"
     trained = [item for item in body["mechanisms"] if item["kind"] == ("shared-sgd" if shared else "dp-sgd")]
     yield body["unit"] == due["unit"] and float(body["delta"]) <= float(due["delta"]) * (1 + 1e-9)
-    yield bool(trained) or not reserves
+    yield bool(trained) or not in_a_round
     for item in trained:
         if shared:
             yield _shared(item, rules)
@@ -152,8 +154,8 @@ def least_cohort(c: int, m: int, roster: int | None) -> int:
 
 def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str | None) -> Iterator[str]:
     """Steps of a round that are missing, and sums that must not be."""
-    steps: dict[Round, set[str]] = {}
-    sets: dict[Round, dict[str, int]] = {}
+    steps: dict[Round, dict[str, int]] = {}  # what is in a round, and its first entry
+    sets: dict[Round, dict[str, Entry]] = {}
     shares: dict[tuple[Round, str], Any] = {}
     sums: dict[Round, int] = {}
     cohorts: dict[tuple[Round, str], int] = {}
@@ -161,47 +163,50 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
     owed: dict[str, int] = {}
     receipted: set[int] = set()
     boot, stream, own = "", 0, entries[0]["origin"].partition(".")[0]
-    opened = {entry["run"] for entry in entries if entry["type"] == "data.opened"}
-    loaded = {entry["run"] for entry in entries if entry["type"] == "plugin.loaded"}
+    opened = {entry["run"]: entry["seq"] for entry in reversed(entries) if entry["type"] == "data.opened"}
+    loaded = {entry["run"]: entry["seq"] for entry in reversed(entries) if entry["type"] == "plugin.loaded"}
     words = [entry["body"]["command"] for entry in entries if entry["type"] == "operator.action"]
     for entry, agreed in zip(entries, in_force, strict=True):
         kind, body, key = entry["type"], entry["body"], (entry["run"], entry["round"])
-        seen, where = steps.setdefault(key, set()), f"entry {entry['seq']}"
-        seen.add(kind)
+        seen, where = steps.setdefault(key, {}), f"entry {entry['seq']}"
+        seen.setdefault(kind, entry["seq"])
         if entry["boot"] != boot:
             boot, stream, owed = entry["boot"], stream + 1, {}
         if kind == "receipt" and body["msg_id"] in owed:
             receipted.add(owed[body["msg_id"]])
         if kind == "egress":
-            seen.add(body["message"])
+            seen.setdefault(body["message"], entry["seq"])
             if body["message"] == "Open":
                 stream, owed = stream + 1, {}
             elif body["message"] in ("UploadFrame", "Unmask"):
                 sent[key, body["message"]] = (stream, entry["seq"])
                 owed[body["msg_id"]] = entry["seq"]
             if body["message"] == "UploadFrame" and agreed and agreed.value["privacy"]:
-                seen.add("private")
+                seen["private"] = 0
             if body["message"] == "UploadFrame" and agreed and "plugin" in agreed.value["training"]:
-                seen.add("pinned")
+                seen["pinned"] = 0
         elif kind == "round.invited":
             cohorts[key, body["context"]] = body["cohort_size"]
         elif kind == "secagg.survivors":
             size = body["count"] + len(set(body["dropouts"]))
             if cohorts.get((key, body["context"]), size) != size:
                 yield f"{where}: a cohort that is not accounted for"
-            sets.setdefault(key, {})[body["context"]] = body["count"]
+            if role == "site" and (key, body["context"]) not in cohorts:
+                yield f"{where}: a set of a cohort without an invitation"
+            sets.setdefault(key, {})[body["context"]] = body
         elif kind == "secagg.unmasked":
             if shares.setdefault((key, body["context"]), body) != body:
                 yield f"{where}: shares of two sets"
-            count = len(set(body["self_mask"]))
-            if sets.get(key, {}).get(body["context"], count) != count:
-                yield f"{where}: shares of another number than agreed"
-            if role == "site" and body["context"] not in sets.get(key, {}):
+            alive, gone = set(body["self_mask"]), set(body["mask_key"])
+            if any(round_ == key and not alive <= set(other["self_mask"]) for (round_, _), other in shares.items()):
+                yield f"{where}: shares of a second set in the round"
+            told = sets.get(key, {}).get(body["context"])
+            if told is None or len(alive) != told["count"] or gone != set(told["dropouts"]) or alive & gone:
                 yield f"{where}: shares of a set that was not agreed"
         elif kind == "aggregate.published":
             sums[key] = sums.get(key, 0) + 1
-            opened_shares = any(round_ == key for round_, _ in shares)
-            if sums[key] > 1 or body["inputs"] not in sets.get(key, {}).values() or not opened_shares:
+            counts = [told["count"] for name, told in sets.get(key, {}).items() if (key, name) in shares]
+            if sums[key] > 1 or body["inputs"] not in counts:
                 yield f"{where}: a sum that was not agreed"
             if agreed and entry["run"] == agreed.value["run"]:
                 count = sum(times for (run, _), times in sums.items() if run == entry["run"])
@@ -211,13 +216,17 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
         if blocked and not any(re.search(rf"\b{where}\b", text) for text in words):
             yield f"{where}: a vector was blocked, and nobody explains it"
     for (run, number), seen in steps.items() if role == "site" else ():
-        complete = {"model.received", "train.done", "round.invited"} <= seen and run in opened
-        paid = "private" not in seen or "dp.committed" in seen
-        ran = "pinned" not in seen or run in loaded
-        if "UploadFrame" in seen and not (complete and paid and ran):
+        left, late = seen.get("UploadFrame", 0), 1 << 60
+        due = [seen.get(kind, late) for kind in ("model.received", "train.done", "round.invited")]
+        due += [opened.get(run, late), loaded.get(run, late) if "pinned" in seen else 0]
+        due += [seen.get("dp.committed", late) if "private" in seen else 0]
+        booked = "private" not in seen or seen.get("dp.reserved", late) < seen.get("train.done", late)
+        if "UploadFrame" in seen and not (max(due) < left and booked):
             yield f"round {number}: a vector left without its steps"
         upload, unmask = sent.get(((run, number), "UploadFrame")), sent.get(((run, number), "Unmask"))
         summed = any(round_ == (run, number) and own in body["self_mask"] for (round_, _), body in shares.items())
+        if summed and "UploadFrame" not in seen:
+            yield f"round {number}: in a sum without a vector"
         one_stream = summed and upload and unmask and upload[0] == unmask[0] and upload[1] < unmask[1]
         if one_stream and unmask[1] in receipted and upload[1] not in receipted:
             yield f"round {number}: a vector without a receipt"

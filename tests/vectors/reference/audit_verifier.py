@@ -570,6 +570,9 @@ class Verifier:
                 self._note(agreed.value["training"]["isolation"] == "best", f"entry {entry['seq']}: not isolated now")
             for what in broken(entry, agreed):
                 self.wrong.append(f"entry {entry['seq']}: {what}")
+            if kind == "aggregate.published":
+                first, last = agreed.windows.get(self.name, (0, 1 << 62))
+                self._note(first - SKEW <= entry["ts"] <= last + SKEW, f"certificate at entry {entry['seq']}")
             if kind == "ingress" and agreed.windows:
                 first, last = agreed.windows.get(body["sender"], (1, 0))
                 dated = first - SKEW <= entry["ts"] <= last + SKEW
