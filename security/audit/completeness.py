@@ -311,15 +311,14 @@ def join_manifests(histories: Sequence[LogHistory], in_force: InForce, joint: Fi
 
 def join_first_models(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
     """A run begins with the model that its manifest names. If a log is not here, its beginning may not be either."""
-    first: dict[str | None, tuple[int, str, LogHistory, Record]] = {}
+    first: dict[str | None, tuple[int, LogHistory, Record]] = {}
     for history in histories:
-        for record in history.of("model.received", "aggregate.published"):
-            name = "model" if record.type == "model.received" else "previous"
-            told = (record.round or 0, record.body[name], history, record)
+        for record in history.of("model.received"):
+            told = (record.round or 0, history, record)
             if record.run not in first or told[0] < first[record.run][0]:
                 first[record.run] = told
-    for number, model, history, record in first.values():
-        agreement = in_force[history.origin](record.seq)
+    for number, history, record in first.values():
+        agreement, model = in_force[history.origin](record.seq), record.body["model"]
         rules = agreement.rules if agreement else None
         if rules is not None and record.run == rules.run and model != rules.initial_state:
             what = f"{record.run} begins with model {model[:16]}, agreed is {rules.initial_state[:16]}"

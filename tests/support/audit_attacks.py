@@ -116,6 +116,7 @@ CHECKS: Final[dict[str, tuple[tuple[object, str, object], ...]]] = {
     "SequenceGap": ((Scan, "_entry", _counts_itself),),
     "SettingsUnannounced": ((Scan, "_start", lambda scan, *_: setattr(scan, "running", True)),),
     "SplitCohort": ((compare, "_join_cohorts", _off),),
+    "StepMissing": ((RoundBook, "_judge_opening", _off),),
     "SurplusBytes": ((Scan, "_check_length", _off),),
     "TruncatedTail": ((verify_module, "_check_held", _off),),
     "UnaccountedRound": ((epsilon, "join_payments", _off), (epsilon, "_check_paid", _off)),

@@ -269,7 +269,7 @@ class Federation:
     def _round(self, number: int, dropouts: tuple[str, ...]) -> None:
         cohort = self.sites
         names = [member.party.name for member in cohort]
-        context = digest("context", number, self.model, *names)
+        context = digest("context", sha256(self.manifest).hexdigest(), number, self.model, *names)
         for member in cohort:
             self._train(member, number, context, digest("cohort", *names), len(cohort))
         survivors = [member for member in cohort if member.party.name not in dropouts]

@@ -83,7 +83,7 @@ CASES: dict[str, tuple[str, type[Event], Change, set[str]]] = {
     "two models": ("linz", ev.ModelReceived, _replaced(model=digest("trap")), {"ModelInconsistency"}),
     "sum on another model": ("hub", ev.AggregatePublished, _replaced(previous=digest("x")), {"ModelInconsistency"}),
     "two cohorts": ("vienna", ev.RoundInvited, _replaced(cohort=digest("few")), {"SplitCohort"}),
-    "two contexts": ("vienna", ev.RoundInvited, _replaced(context=digest("other")), {"SplitCohort"}),
+    "two contexts": ("vienna", ev.RoundInvited, _replaced(context=digest("other")), {"SplitCohort", "StepMissing"}),
     "two survivor sets": ("graz", ev.SecaggSurvivors, _replaced(survivors=digest("few")), {"SplitCohort"}),
     "both shares of one site": ("hub", ev.SecaggUnmasked, _replaced(mask_key=("graz",)), {"MaskExposure"}),
     "no payment": ("graz", ev.DpCommitted, lambda event: None, {"UnaccountedRound"}),
