@@ -180,7 +180,9 @@ def runs_command(folder_of: Callable[[Path], Path], with_config: Callable[[Any],
         if (archive is None and not remove) or name is None:
             if archive is not None or remove:
                 raise click.UsageError("name the run; without a name they are listed")
-            for run, path in finished_runs(folder).items():
+            if not (finished := finished_runs(folder)):
+                say("there are no finished runs")
+            for run, path in finished.items():
                 size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
                 click.echo(f"{run:<32} {size / 1e6:8.1f} MB")
             return

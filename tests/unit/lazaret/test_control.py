@@ -102,6 +102,7 @@ class TestFinishedRuns:
         (state / "runs" / "run-2" / "models" / "large.bin").write_bytes(bytes(1_200_000))
         lines = [line.split() for line in self.run(state).output.splitlines()]
         assert lines == [["run-1", "0.0", "MB"], ["run-2", "1.2", "MB"]]
+        assert "no finished runs" in self.run(state / "elsewhere").output
 
     def test_an_archive_holds_everything_before_the_folder_goes(self, state: Path, tmp_path: Path) -> None:
         target = tmp_path / "run-1.tar.gz"
