@@ -208,7 +208,7 @@ class ContainerFederation(TypedFederation):
             mounts = [f"{home / name}:{HOME}/{name}:ro" for name in GIVEN]
             mounts += [f"{home / name}:{HOME}/{name}" for name in SHARED]
             mounts.append(f"{self.folder / 'images' / site}:/images:ro")
-            command = "-m site_agent.trainer --config site.toml --required"
+            command = "-P -m site_agent.trainer --config site.toml --required"
             self._start(f"{site}-trainer", "site", *trainer, command, mounts=mounts)
 
     def _start(self, name: str, role: str, *words: str, mounts: Sequence[str]) -> None:

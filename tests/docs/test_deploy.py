@@ -89,6 +89,23 @@ def test_the_units_keep_what_protects_the_hospital() -> None:
     assert all(f"Wants={UNITS[1]} {UNITS[2]}" in text for text in (target,))
 
 
+# One file in each of deploy's three forms, and the script that plays the second of them.
+STARTING = (
+    "deploy/lazaret-site-trainer.service",
+    "deploy/containers/compose.yaml",
+    "deploy/kubernetes/site/trainer.yaml",
+    "scripts/local_federation/containers.py",
+)
+
+
+@pytest.mark.parametrize("path", STARTING)
+def test_a_trainer_imports_nothing_from_the_folder_with_site_toml(path: str) -> None:
+    """It is started there, and there are plugins beside that file (`-P`; what it does is in test_trainer_process)."""
+    text = re.sub(r'[\[\],"=]', " ", (ROOT / path).read_text(encoding="utf-8"))
+    starts = re.findall(r"(\S+)\s+-m\s+site_agent\.trainer ", text)
+    assert starts == ["-P"]
+
+
 def test_a_card_is_closed_until_the_drop_in_is_copied(tmp_path: Path) -> None:
     trainer = (ROOT / "deploy" / UNITS[2]).read_text(encoding="utf-8")
     assert "PrivateDevices=yes" in trainer and "DevicePolicy=closed" in trainer and "DeviceAllow" not in trainer

@@ -34,7 +34,7 @@ class ServiceWorld(LearningWorld):
 
 
 def service(config: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "site_agent.trainer", "--config", str(config), "--required"]
+    command = [sys.executable, "-P", "-m", "site_agent.trainer", "--config", str(config), "--required"]
     return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
