@@ -27,17 +27,20 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 LOOK_SECONDS: Final = 0.25
 _SITE: Final = re.compile(r"/sites/([^/\0]+)/site\.toml")
 # The end of each part, as the demo tells it.
-_STARTED, _ROUNDS_OVER, _ALONE_OVER = "coordinator: round 1: training", "rounds are done", "checking the sums"
+_STARTED, _SECOND = "coordinator: round 1: training", "coordinator: round 2: training"
+_ROUNDS_OVER, _ALONE_OVER = "rounds are done", "checking the sums"
 
 
 def phases(told: list[tuple[float, str]], end: float) -> dict[str, float]:
-    """Seconds until the first round, of all rounds, of each hospital alone, and of the checks.
+    """Seconds until the first round, of all rounds, of each hospital alone, and of the checks; and of the first round
+    by itself, in which nobody is killed.
 
     :param told: what the demo said, and when, in seconds since its start.
     """
-    ends = (_STARTED, _ROUNDS_OVER, _ALONE_OVER)
-    started, over, alone = (next(moment for moment, line in told if words in line) for words in ends)
+    ends = (_STARTED, _SECOND, _ROUNDS_OVER, _ALONE_OVER)
+    started, second, over, alone = (next(moment for moment, line in told if words in line) for words in ends)
     parts = {"start": started, "rounds": over - started, "alone": alone - over, "checks": end - alone}
+    parts["first_round"] = second - started
     return {name: round(seconds, 2) for name, seconds in parts.items()}
 
 

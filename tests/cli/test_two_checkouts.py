@@ -13,7 +13,8 @@ def test_phases_are_told_apart_by_what_the_demo_says() -> None:
         (60.0, "[  60 s] 5 rounds are done; now each hospital alone, with the same number of steps"),
         (80.5, "[  80 s] checking the sums, the logs and the figures"),
     ]
-    assert phases(told, 83.0) == {"start": 12.0, "rounds": 48.0, "alone": 20.5, "checks": 2.5}
+    expected = {"start": 12.0, "rounds": 48.0, "alone": 20.5, "checks": 2.5, "first_round": 8.0}
+    assert phases(told, 83.0) == expected
 
 
 def test_the_middle_is_the_median_and_of_hospitals_the_mean() -> None:
