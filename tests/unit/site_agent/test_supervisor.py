@@ -349,17 +349,18 @@ def test_a_round_that_was_paid_for_is_not_paid_for_again_by_itself() -> None:
     assert [number for number, _ in books.booked] == [1, 2] and books.committed == [2]
 
 
-def test_a_second_reservation_in_one_round_ends_the_trainer() -> None:
+@pytest.mark.parametrize(("asked", "booked"), [((1, 1), 1), ((2,), 0)], ids=["a second one", "of another round"])
+def test_a_reservation_out_of_turn_ends_the_trainer(asked: tuple[int, ...], booked: int) -> None:
     def greedy(channel: Channel, order: Any) -> None:
-        for _ in range(2):
-            channel.send(ReserveRound(round=order.round, events=(EVENT,)))
+        for number in asked:
+            channel.send(ReserveRound(round=number, events=(EVENT,)))
             channel.receive()
         channel.send(trained(order.round), STATE)
 
     books = Books()
     with supervised(lambda: Scripted(greedy), budget=books) as found, pytest.raises(WorkerLost):
         found.train(1, STATE)
-    assert len(books.booked) == 1
+    assert len(books.booked) == booked
 
 
 def test_a_silent_trainer_is_taken_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
