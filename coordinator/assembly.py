@@ -310,11 +310,11 @@ def _take_up(
     found, start = storage.history.newest_records(), storage.history.open_round()
     plans = [record.plan.context for record in found if isinstance(record, records.Planned)]
     if all(plan.manifest_hash == core.policy.manifest_hash for plan in plans):
-        return restore_round(core, book, found, storage.load_state), start
+        return restore_round(core, book, found, storage.load_state, load_check=storage.history.certificate), start
     if chain.head is None or chain.head_check() is not None:
         return None, start
     try:
-        return restore_round(core, book, found, storage.load_state), start
+        return restore_round(core, book, found, storage.load_state, load_check=storage.history.certificate), start
     except ToolkitError as error:
         raise ConfigError(
             "the newest sum is not checked yet, and cannot be under the manifest in force",

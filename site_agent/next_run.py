@@ -156,6 +156,25 @@ def weaker(current: Manifest, offered: Manifest) -> str | None:
         return f"it withstands {offered.aggregation.colluders} colluding sites, not {current.aggregation.colluders}"
     if offered.aggregation.least_survivors < current.aggregation.least_survivors:
         return f"its sums may be over {offered.aggregation.least_survivors} sites"
+    return _shows_more(current, offered)
+
+
+_WEIGHTS: Final = ("uniform", "bucketed", "samples")  # each tells more of the number of images than the one before
+
+
+def _shows_more(current: Manifest, offered: Manifest) -> str | None:
+    """What the sums of a run show that those of the run before do not."""
+    before, after = current.aggregation, offered.aggregation
+    if after.groups is not None and (before.groups is None or after.groups.count > before.groups.count):
+        return f"the sums of {after.groups.count} groups of sites are opened, each by itself"
+    if _WEIGHTS.index(offered.training.weights) > _WEIGHTS.index(current.training.weights):
+        return f"its weights are {offered.training.weights}, those of run {current.run} {current.training.weights}"
+    if current.training.local_statistics and not offered.training.local_statistics:
+        return "statistics of BatchNorm leave the site"
+    if before.single_history and not after.single_history:
+        return "two histories of one run could be compared"
+    if after.allow_two_sites and not before.allow_two_sites:
+        return "its sums may be over two sites"
     return None
 
 

@@ -149,11 +149,18 @@ class StateDir:
         return found
 
     def _set_aside(self, run: str) -> None:
-        """The name of the run last: as long as it is here, a start that was cut short begins again where it stopped."""
+        """The name of the run last: as long as it is here, a start that was cut short begins again where it stopped.
+
+        What could open an upload goes before: nobody looks at `secret_ttl` in the files of a run that is over.
+        """
+        from security.secagg.site.journal import Journal
         from site_agent.state_writer import WriteAheadLog
 
         if self.wal.exists():
-            WriteAheadLog(self.wal).close()  # or it is refused here: an agent of the old run still has it open
+            wal = WriteAheadLog(self.wal)  # or it is refused here: an agent of the old run still has it open
+            wal.compact(Journal.replay(wal.records).compacted(done_round=_MAX_COUNT))
+            wal.close()
+        self.forget(_MAX_COUNT)
         target = self.folder / "runs" / run
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.memory, self.models):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from protos import loopback
 from security.crypto import masking
 from security.crypto.prg import Words
 from security.crypto.ring import DEFAULT_BITS, Ring
@@ -388,3 +389,27 @@ def test_acknowledgements_of_one_site_twin(monkeypatch: pytest.MonkeyPatch) -> N
     run = evil()
     run.machine().receive(certified_by_one(run))
     assert run.machine().core.head.certified, "a sum that nobody has checked is certified"
+
+
+# Three sites, of which one colludes: what c = 1 is for there, since the quorum is three in any case.
+
+
+def certified_by_one_of_three(run: EvilCoordinator) -> messages.ResultCertificate:
+    many = certified_by_one(run)
+    assert many.check is not None
+    return replace(many, check=CheckCertificate(acks=many.check.acks[:1]))
+
+
+def test_one_of_three_sites_certifies_nothing_alone() -> None:
+    run = evil(3)
+    with pytest.raises(VerificationFailed, match="do not cover the result"):
+        run.machine().receive(certified_by_one_of_three(run))
+    assert not run.machine().core.head.certified
+
+
+def test_one_of_three_sites_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With c = 0, as less than a third would be, one acknowledgement of each chunk is enough."""
+    monkeypatch.setattr(loopback, "default_colluders", lambda _: 0)
+    run = evil(3)
+    run.machine().receive(certified_by_one_of_three(run))
+    assert run.machine().core.head.certified, "by the colluder alone"

@@ -76,6 +76,7 @@ USELESS: dict[str, Callable[[Advert], Advert]] = {
     "a key of small order": lambda advert: replace(advert, mask_key=bytes(32)),
     "a box key of small order": lambda advert: replace(advert, share_key=(1).to_bytes(32, "little")),
     "one key for both": lambda advert: replace(advert, mask_key=advert.share_key),
+    "no ML-KEM key": lambda advert: replace(advert, mask_kem=b"\xff" * len(advert.mask_kem)),
 }
 
 

@@ -11,10 +11,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from security.clock import ManualClock
 from security.crypto.prg import Words
 from security.secagg import fixed_point, messages, statements
+from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.disputes import Disputes
 from security.secagg.coordinator.rounds import BlameBook
+from security.secagg.coordinator.uploads import Timeouts
 from security.secagg.site import dispute_checks
 from tests.support import cheats
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_safe, evil
@@ -23,6 +26,7 @@ from tests.support.spoils import correlation
 
 LIAR = "site-03"
 ROUNDS, SPREAD, NOISE = 16, 0.14, 0.03
+STEP = 30_000
 
 
 def one_round(*ways: cheats.Cheat) -> tuple[EvilCoordinator, tuple[str, ...], int]:
@@ -142,6 +146,121 @@ def test_an_accusation_taken_at_its_word_twin(monkeypatch: pytest.MonkeyPatch) -
     cheats.accuse_in_turn(run, run.colluders[0])
     run.run_round(run.updates(1))
     assert set(run.book.excluded) & set(run.honest)
+
+
+# Accusations at the last moment, so that the honest dealer has no time to answer.
+
+
+def accuse(run: EvilCoordinator, accuser: str, dealer: str) -> None:
+    """The coordinator takes the accusation; it is on its way to the dealer."""
+    attempt = run.planned.attempts[-1]
+    signature = run.signer(accuser).sign(statements.accuse(attempt.dealing.kx, dealer))
+    said = messages.Accusation(site=accuser, kx=attempt.dealing.kx, dealer=dealer, signature=signature)
+    run._do_coordinator(run.planned.receive(accuser, said))
+
+
+def pass_time(run: EvilCoordinator, until_ms: int) -> None:
+    """With a look at the clock at every second, as a coordinator does it."""
+    clock, attempt = run.core.clock, run.planned.attempts[-1]
+    assert isinstance(clock, ManualClock)
+    while (left := until_ms - clock.mono_ms()) > 0:
+        clock.advance(min(1000, left))
+        effects = attempt.tick()
+        run.planned.note(effects)
+        run._do_coordinator(effects)
+
+
+def begin(run: EvilCoordinator) -> CoordinatorAttempt:
+    """All time limits are alike: what is asked for at the end of one is due after the end of another."""
+    run.core.timeouts = Timeouts(step_ms=STEP, upload_ms=STEP)
+    run.open_round()
+    return run.launch(run.plan())
+
+
+def accused_at_the_last_moment(run: EvilCoordinator, *, early: tuple[str, str] | None = None) -> CoordinatorAttempt:
+    """A liar accuses the victim in the last millisecond in which it may: the time of the uploads is over then, too,
+    and with `early` that of another accusation, whose dealer does not answer."""
+    run.lose(messages.UploadFrame, by=run.colluders[0])
+    attempt = begin(run)
+    last = run.core.clock.mono_ms() + STEP
+    if early is not None:
+        accuse(run, *early)
+    pass_time(run, last - 1)
+    accuse(run, run.colluders[0], VICTIM)
+    pass_time(run, last + 1000)
+    run.pump()  # the victim has the accusation, and answers
+    pass_time(run, attempt.deadline or 0)
+    run.pump()
+    return attempt
+
+
+def test_a_dealer_that_is_accused_at_the_last_moment_has_time_to_answer() -> None:
+    run = evil(5, c=1, wide=False)
+    attempt = accused_at_the_last_moment(run)
+    assert attempt.publication is not None and set(attempt.publication.survivors) == set(run.honest)
+    assert not run.book.strikes and not run.book.silence, "the liar has left itself out, and nobody else"
+
+
+def test_a_dealer_that_is_accused_at_the_last_moment_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no more time than is left of the step, whoever is accused last is called silent, and left out."""
+    monkeypatch.setattr(Disputes, "deadline", None)
+    monkeypatch.setattr(Disputes, "silent", property(lambda self: tuple(sorted({pair[1] for pair in self.open}))))
+    run = evil(5, c=1, wide=False)
+    assert accused_at_the_last_moment(run).publication is None
+    assert run.book.strikes == {VICTIM: 1} == run.book.silence
+
+
+def test_only_the_dealer_whose_time_is_over_is_named() -> None:
+    """Two liars: one accuses the other, which does not answer, and the victim just before that is over."""
+    run = evil(7, colluders=2, c=2, wide=False)
+    accuser, silent = run.colluders
+    run.lose(messages.Disclosure, by=silent)
+    attempt = accused_at_the_last_moment(run, early=(accuser, silent))
+    assert attempt.publication is None and run.book.silence == {silent: 1}
+    assert not run.book.strikes.keys() & set(run.honest)
+
+
+def test_later_accusations_keep_nobody_waiting() -> None:
+    run = evil(5, c=1, wide=False)
+    run.lose(messages.UploadFrame, by=run.colluders[0])
+    attempt = begin(run)
+    run.core.clock.advance(STEP)  # type: ignore[attr-defined]
+    accuse(run, run.colluders[0], VICTIM)
+    assert not attempt.disputes.open and attempt.disputes.accused == {(run.colluders[0], VICTIM)}
+    assert attempt.deadline is not None
+    pass_time(run, attempt.deadline)
+    assert attempt.survivors is not None and not run.book.silence
+
+
+def answered_at_the_last_moment() -> tuple[str, ...]:
+    """The liar publishes the share of its bad box in the last millisecond; the victim's upload takes a while. Returns
+    who is summed."""
+    run = evil(5, c=1, wide=False)
+    cheats.both(cheats.bad_box, cheats.keeps(messages.Disclosure))(run, run.colluders[0])
+    attempt = begin(run)
+    pass_time(run, run.core.clock.mono_ms() + STEP - 1)
+    (answer,) = run.said(messages.Disclosure)
+    run._do_coordinator(run.planned.receive(run.colluders[0], answer))
+    pass_time(run, run.core.clock.mono_ms() + STEP // 2)
+    run.pump()
+    return attempt.publication.survivors if attempt.publication is not None else ()
+
+
+def test_an_answer_at_the_last_moment_leaves_time_for_the_upload() -> None:
+    assert VICTIM in answered_at_the_last_moment()
+
+
+def test_an_answer_at_the_last_moment_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without more time after an answer the liar decides, as with no answer at all, who is not summed."""
+    whole = CoordinatorAttempt._extend
+
+    def at_the_beginning_only(self: CoordinatorAttempt) -> None:
+        if self._begun == self.core.clock.mono_ms():
+            whole(self)
+
+    monkeypatch.setattr(CoordinatorAttempt, "_extend", at_the_beginning_only)
+    summed = answered_at_the_last_moment()
+    assert summed and VICTIM not in summed
 
 
 # The coordinator uses disputes to get at shares.

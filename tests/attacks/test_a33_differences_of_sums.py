@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from security.crypto.prg import Words
-from security.secagg import fixed_point
+from security.secagg import fixed_point, messages
+from security.secagg import state as states
 from security.secagg.effects import Isolated
 from security.secagg.site import differences
 from tests.support.cheating_site import lone_change
@@ -71,3 +72,25 @@ def test_an_alarm_survives_a_restart_of_the_site() -> None:
     before = differences.exposure(run.policy, run.machine().core.journal.sums, VICTIM)
     run.restart_site(VICTIM)
     assert differences.exposure(run.policy, run.machine().core.journal.sums, VICTIM) == before > 0.5
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_sum_that_the_victim_is_not_shown_is_not_in_its_alarm(shown: bool) -> None:
+    """A limit that the threat model states: in place of two sums without it, one of which isolates it, the victim gets
+    the state that follows from both, and knows only of the set of the second."""
+    run = evil(8, c=1, wide=False)
+    run.run_round(run.updates(1))
+    if not shown:
+        run.lose(messages.Result, to=VICTIM)
+    for number, away in ((2, {VICTIM}), (3, {VICTIM, "site-01", "site-02"})):
+        assert run.run_round({k: v for k, v in run.updates(number).items() if k not in away}).total is not None
+    run.rules.clear()
+    publication = run.planned.attempts[-1].publication
+    assert publication is not None and run.check is not None
+    if not shown:
+        run.tell(VICTIM, messages.Jump(result=publication.result, check=run.check))
+        digest, data = states.state_hash(run.model), run.model.tobytes()
+        run.tell(VICTIM, messages.StateFrame(state_hash=digest, index=0, data=data))
+    assert run.machine().core.head.round == 3
+    assert VICTIM in run.run_round(run.updates(4)).survivors
+    assert bool(alarms(run, VICTIM)) is shown

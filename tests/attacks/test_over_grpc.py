@@ -97,6 +97,22 @@ def test_a_site_that_does_not_recompute_follows_the_coordinators_result_twin(tmp
     assert REFUSALS["A9"] not in victim.text()
 
 
+@pytest.mark.long
+def test_one_acknowledgement_counted_often_is_a_certificate_twin(tmp_path: Path) -> None:
+    """A11 without the check that sites are distinct: one site's word alone verifies the sum for the victim."""
+    federation = with_liar(NumberFederation(tmp_path / "twin", rounds=80), "certificate_checks.check_distinct_acks")
+    victim = federation.sites[VICTIM]
+    with federation.running():
+        federation.wait_published(1)
+        before = len(victim.text())
+        order = federation.grounds.coordinator / "lie"
+        order.write_text("A11-twice")
+        wait_until(lambda: not order.exists(), "the lie", seconds=WAIT, output=federation.coordinator.output)
+        federation.wait_published(federation.published + 2)
+    said = victim.text()[before:]
+    assert "is verified" in said and REFUSALS["A11-twice"] not in said and "do not cover" not in said
+
+
 def test_a_result_that_is_shown_again_draws_no_other_chunk(tmp_path: Path) -> None:
     """A11 with a sampled audit: however often its pieces are held back, the victim asks for the chunk it drew."""
     federation = with_liar(NumberFederation(tmp_path / "again", rounds=40, audit="sampled"))

@@ -111,7 +111,8 @@ class EngineWorld:
         core.movements = chain.movements()
         completed = history.completed()
         self.engine = RoundEngine(core, book, self.plan, chain, model, completed=completed, first=self.initial)
-        rebuilt = restore_round(core, book, history.newest_records(), self.storage.load_state)
+        found = history.newest_records()
+        rebuilt = restore_round(core, book, found, self.storage.load_state, load_check=history.certificate)
         start = history.open_round()
         if start is not None:
             first = self.engine.restore(start, rebuilt)

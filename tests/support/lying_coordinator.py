@@ -68,8 +68,8 @@ def flipped_sum(_: Signer, message: messages.SumFrame) -> Wire:
 def one_acknowledgement_twice(_: Signer, message: messages.ResultCertificate) -> Wire:
     """A11: one site's acknowledgement in the place of those of c + 1 sites."""
     assert message.check is not None
-    first = message.check.acks[0]
-    return replace(message, check=replace(message.check, acks=(first,) * len(message.check.acks)))
+    fullest = max(message.check.acks, key=lambda ack: int.from_bytes(ack.bitmap, "little").bit_count())
+    return replace(message, check=replace(message.check, acks=(fullest,) * len(message.check.acks)))
 
 
 def burnt_number(signer: Signer, message: messages.Plan) -> Wire:

@@ -64,6 +64,7 @@ class CoordinatorAttempt:
         self.missing: tuple[str, ...] = ()
         self.state = _S.ADVERTISING
         self.deadline: int | None = None
+        self._begun = 0
 
     @property
     def ctx(self) -> bytes:
@@ -92,11 +93,13 @@ class CoordinatorAttempt:
             return (Blamed(site, f"two {found.what}"),)
 
     def tick(self) -> Effects:
-        """Look at the clock: a step whose time is over continues without the sites that are missing."""
-        now, due = self.core.clock.mono_ms(), [self.deadline]
-        if self.state is _S.UPLOADING:
-            due.append(self.disputes.deadline)
-        return self.close_step() if any(when is not None and now >= when for when in due) else ()
+        """Look at the clock: a step whose time is over continues without the sites that are missing.
+
+        An accused dealer has its own time for an answer, also beyond that of the uploads.
+        """
+        disputed = self.disputes.deadline if self.state is _S.UPLOADING else None
+        due = self.deadline if disputed is None else disputed
+        return self.close_step() if due is not None and self.core.clock.mono_ms() >= due else ()
 
     def close_step(self) -> Effects:
         """End the current step now, with whoever is there."""
@@ -185,6 +188,11 @@ class CoordinatorAttempt:
         self._wait()
 
     def _wait(self) -> None:
+        self._begun = self.core.clock.mono_ms()
+        self._extend()
+
+    def _extend(self) -> None:
+        """Give the step its whole time from now on."""
         span = self.core.timeouts.of(self.state, self.core.policy.layout.byte_length)
         self.deadline = None if span is None else self.core.clock.mono_ms() + span
 
@@ -219,16 +227,23 @@ class CoordinatorAttempt:
         return self._persist(records.DealsShown(shares=ordered)), *delivered
 
     def _accusation(self, message: messages.Accusation) -> Effects:
-        """A holder disputes a box: its dealer is asked, and answers with the shares (section 11)."""
-        over = self.state is not _S.UPLOADING or message.site in self.uploads.complete or message.site in self.aborts
-        return self.disputes.accusation(message, over=over)
+        """A holder disputes a box: its dealer is asked, and answers with the shares (section 11).
+
+        A holder has its boxes from the beginning of the step on. Who accuses later would keep all others waiting.
+        """
+        late = self.core.clock.mono_ms() >= self._begun + self.core.timeouts.step_ms
+        done = message.site in self.uploads.complete or message.site in self.aborts
+        return self.disputes.accusation(message, over=self.state is not _S.UPLOADING or late or done)
 
     def _disclosure(self, message: messages.Disclosure) -> Effects:
         try:
-            return self.disputes.disclosure(message, over=self.state is not _S.UPLOADING)
+            effects = self.disputes.disclosure(message, over=self.state is not _S.UPLOADING)
         except WrongAnswer:
             self.missing = (message.site,)
             return Blamed(message.site, "wrong share"), *self._ask_aborts(_E.DROP)
+        if effects:
+            self._extend()  # a dealer that answers late must not leave its accuser too little time for the upload
+        return effects
 
     def _rollback(self, message: messages.Rollback) -> Effects:
         """A peer has a later advert of a site than this attempt's: the site must see it and halt (section 9).

@@ -29,7 +29,6 @@ class Disputes:
     :ivar accused: every pair of which an accusation was ever seen; it lasts in the coordinator's book.
     :ivar open: accusations without an answer.
     :ivar settled: valid answers. The shares in them are public.
-    :ivar deadline: when the first open accusation is overdue, on the clock of the coordinator.
     """
 
     def __init__(self, core: CoordinatorCore, dealing: Dealing) -> None:
@@ -38,10 +37,10 @@ class Disputes:
         self.accused: set[Pair] = set()
         self.open: dict[Pair, Accusation] = {}
         self.settled: dict[Pair, Disclosure] = {}
-        self.deadline: int | None = None
+        self._due: dict[Pair, int] = {}
 
     def accusation(self, message: Accusation, *, over: bool) -> Effects:
-        """Pass an accusation on to its dealer, which has until the deadline of the first one that is open.
+        """Pass an accusation on to its dealer, which has the time of a step for its answer, whenever it is accused.
 
         :param over: the accuser waits for no answer any more: it has uploaded or aborted, or the step is over.
         """
@@ -50,11 +49,10 @@ class Disputes:
         self.accused.add(pair)
         if pair in self.settled:
             return (Send(self.settled[pair], to=message.site),)
-        if over:
-            return ()
+        if over or pair in self.open:
+            return ()  # a dealer that reconnects is asked again, and not as often as its accuser likes
         self.open[pair] = message
-        if self.deadline is None:
-            self.deadline = self._core.clock.mono_ms() + self._core.timeouts.step_ms
+        self._due[pair] = self._core.clock.mono_ms() + self._core.timeouts.step_ms
         return (Send(message, to=message.dealer),)
 
     def disclosure(self, message: Disclosure, *, over: bool) -> Effects:
@@ -86,21 +84,27 @@ class Disputes:
         self.accused.add(pair)
         self.settled[pair] = disclosure
         self.open.pop(pair, None)
-        self.deadline = self.deadline if self.open else None
 
     def withdraw(self, accuser: str) -> None:
         """An accuser that has uploaded or aborted waits for nothing any more."""
         self.open = {pair: said for pair, said in self.open.items() if pair[0] != accuser}
-        self.deadline = self.deadline if self.open else None
 
     def of_dealer(self, dealer: str) -> list[Accusation]:
         """What a dealer has not answered yet."""
         return [said for (_, accused), said in self.open.items() if accused == dealer]
 
     @property
+    def deadline(self) -> int | None:
+        """When the first open accusation is overdue, on the clock of the coordinator."""
+        return min((self._due[pair] for pair in self.open), default=None)
+
+    @property
     def silent(self) -> tuple[str, ...]:
-        """The dealers that owe an answer."""
-        return tuple(sorted({dealer for _, dealer in self.open}))
+        """The dealers whose time for an answer is over. One that was accused a moment ago is not among them: a liar
+        would choose the last moment of a step. If a step is closed before its time, those that were accused first.
+        """
+        until = max(self._core.clock.mono_ms(), self.deadline or 0)
+        return tuple(sorted({pair[1] for pair in self.open if self._due[pair] <= until}))
 
     def frees(self, dealer: str, aborts: Collection[str], needed: int) -> bool:
         """Whether these aborts keep the dealer's secrets: those of holders whose share is public do not count."""

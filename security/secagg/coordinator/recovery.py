@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from lazaret.errors import LocalProtocolError, PolicyViolation, VerificationFailed
 from security.secagg import records
-from security.secagg.certificates import Ack
+from security.secagg.certificates import Ack, CheckCertificate
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.publication import Publication, read_sum
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
@@ -27,11 +27,18 @@ _OVER = (_S.DEAD, _S.LOST)
 
 
 def restore_round(
-    core: CoordinatorCore, book: BlameBook, found: Iterable[Wire], load_state: Callable[[bytes], Vector]
+    core: CoordinatorCore,
+    book: BlameBook,
+    found: Iterable[Wire],
+    load_state: Callable[[bytes], Vector],
+    *,
+    load_check: Callable[[bytes], CheckCertificate | None] = lambda _: None,
 ) -> CoordinatorRound | None:
     """The newest round in the records, or None if there is none.
 
     :param load_state: gives a saved state by its hash.
+    :param load_check: gives the stored certificate of a result. Once it is there, uploads are deleted: a site that has
+        left since, or votes that were waited for no longer, do not make it a result without a certificate again.
     """
     attempts: list[tuple[Plan, list[Wire]]] = []
     for record in found:
@@ -53,12 +60,17 @@ def restore_round(
     rebuilt = CoordinatorRound(core, book, start, model)
     for plan, following in attempts:
         if plan.context.round == start.round:
-            rebuilt.attempts.append(_restore_attempt(core, plan, following, model, load_state))
+            rebuilt.attempts.append(_restore_attempt(core, plan, following, model, load_state, load_check))
     return rebuilt
 
 
 def _restore_attempt(
-    core: CoordinatorCore, plan: Plan, following: list[Wire], model: Vector, load_state: Callable[[bytes], Vector]
+    core: CoordinatorCore,
+    plan: Plan,
+    following: list[Wire],
+    model: Vector,
+    load_state: Callable[[bytes], Vector],
+    load_check: Callable[[bytes], CheckCertificate | None],
 ) -> CoordinatorAttempt:
     attempt = CoordinatorAttempt(core, plan, model)
     headers: list[UploadHeader] = []
@@ -70,12 +82,13 @@ def _restore_attempt(
     if attempt.state in _OVER or attempt.state in (_S.ADVERTISING, _S.DEALING):
         return attempt
     published = attempt.state is _S.PUBLISHED
-    covered = attempt.publication is not None and attempt.publication.certificate() is not None
+    shown = attempt.publication
+    covered = shown is not None and (load_check(shown.result_hash) or shown.certificate()) is not None
     if not covered:
         for header in headers:
             attempt.uploads.restore(header, count=not published)
-    if published and attempt.publication is not None:
-        attempt.model = load_state(attempt.publication.result.state_hash)
+    if published and shown is not None:
+        attempt.model = load_state(shown.result.state_hash)
         attempt.state = _S.CERTIFIED if covered else _S.PUBLISHED
     return attempt
 

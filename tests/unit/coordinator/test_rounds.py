@@ -188,6 +188,23 @@ def test_a_restart_sweeps_the_spool(tmp_path):
     assert len(list(world.storage.spool.iterdir())) == 3, "the sums, and no upload"
 
 
+def test_a_restart_after_the_certificates_of_checkers_have_ended(tmp_path):
+    """The newest sum has its certificate and its uploads are deleted, though its signers do not count any more."""
+    world = EngineWorld(tmp_path)
+    world.run(until=1)
+    while world.engine.unchecked:
+        if not world.step():
+            world.clock.advance(300)
+            world.do_coordinator(world.engine.tick())
+    world.kill_coordinator()
+    policy = world.base.core.policy
+    ended = frozenset(policy.entry(f"site{number}").cert for number in (0, 1, 2))
+    world.base.core.mandate.policy = replace(policy, revoked=ended)
+    world.start_coordinator()
+    assert world.engine.phase is RunPhase.WAITING and not world.engine.unchecked, "it waits for a manifest"
+    world.kill_coordinator()
+
+
 def test_every_turn_that_is_not_in_the_table_is_refused():
     for phase in RunPhase:
         for turn in PhaseChange:

@@ -81,6 +81,20 @@ def test_votes_that_do_not_come_are_not_waited_for_and_are_no_consent(tmp_path: 
     check_one_history(world)
 
 
+def test_a_coordinator_starts_again_after_a_vote_that_one_site_withheld(tmp_path: Path) -> None:
+    """The uploads went with the certificate. Votes that were waited for no longer are not waited for again."""
+    world = EngineWorld(tmp_path, vote=Voters({0: {"site1"}}))
+    world.silent = {("site0", Ack)}
+    world.run(until=1)
+    settle(world)
+    world.silent = set()
+    world.kill_coordinator()
+    world.start_coordinator()
+    assert not world.engine.unchecked and outcomes(world)[0] == VOTED_DOWN
+    world.run(until=4)
+    check_one_history(world)
+
+
 def settle(world: EngineWorld) -> None:
     """Until the newest sum is checked; two minutes are more than enough for all that is waited for."""
     for _ in range(2000):

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from coordinator.run import ModelFile
 from lazaret.errors import ConfigError, PolicyViolation, RemoteProtocolError, VerificationFailed
 from security.crypto.ring import FRAME_BYTES
-from security.identity.manifest import Manifest
+from security.identity.manifest import GroupTable, Manifest
 from security.secagg.relay import ModelFrame, ModelRequest
 from site_agent.config import SiteConfig
 from site_agent.next_run import Decision, NextRun, Offer, about, check_permitted, weaker
@@ -169,6 +169,32 @@ def test_a_run_that_leaves_the_noise_to_all_sites_needs_a_person(tmp_path: Path)
 
 def replace_run(manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"run": "run-3", "version": manifest.version + 1})
+
+
+GROUPS = GroupTable(count=3, combine="median", secrets={})
+
+
+@pytest.mark.parametrize(
+    ("room", "less", "more", "reason"),
+    [
+        ("aggregation", {"groups": None}, {"groups": GROUPS}, "sums of 3 groups"),
+        ("training", {"weights": "uniform"}, {"weights": "bucketed"}, "its weights are bucketed"),
+        ("training", {"weights": "bucketed"}, {"weights": "samples"}, "its weights are samples"),
+        ("training", {"local_statistics": True}, {"local_statistics": False}, "BatchNorm"),
+        ("aggregation", {"single_history": True}, {"single_history": False}, "two histories"),
+        ("aggregation", {"allow_two_sites": False}, {"allow_two_sites": True}, "two sites"),
+    ],
+    ids=["groups", "buckets", "samples", "statistics", "histories", "two sites"],
+)
+def test_a_run_whose_sums_show_more_needs_a_person(
+    world: SiteWorld, room: str, less: dict[str, object], more: dict[str, object], reason: str
+) -> None:
+    now, then = (
+        world.manifest.model_copy(update={room: getattr(world.manifest, room).model_copy(update=change)})
+        for change in (less, more)
+    )
+    assert weaker(then, now) is None and weaker(now, now) is None
+    assert reason in str(weaker(now, then))
 
 
 def test_a_word_is_for_one_manifest_only(tmp_path: Path) -> None:

@@ -17,13 +17,16 @@ from safetensors.numpy import load as load_tensors
 
 from lazaret.errors import ConfigError, DataError, LocalProtocolError
 from security.rng import CountedRandomness
+from security.secagg import messages, records
 from security.secagg import state as states
 from security.secagg.layout import Layout, Vector
 from security.secagg.site.attempt import PendingUpdate
+from security.secagg.site.journal import Journal
 from site_agent import state_dir as state_module
 from site_agent.state_dir import StateDir
 from site_agent.state_writer import WriteAheadLog
 from site_agent.trainer.personal_state import PersonalState
+from tests.support.evil import VICTIM, evil
 from tests.support.secagg_world import small_layout
 
 KEY = bytes(range(32))
@@ -268,6 +271,26 @@ def test_a_new_run_begins_anew_and_the_old_one_is_set_aside(state_dir: StateDir)
     assert (state_dir.folder / "runs" / "run-1" / "memory" / "4.safetensors").read_bytes() == b"personal"
     assert state_dir.rounds_done == 0 and not [*state_dir.memory.iterdir()] and not state_dir.wal.exists()
     assert (state_dir.log / "segments").exists() and state_dir.next_connection() == 2
+
+
+def test_what_could_open_an_upload_does_not_outlive_its_run(state_dir: StateDir) -> None:
+    """An attempt was agreed to and never released: nobody would erase its sealed answer when `secret_ttl` is over."""
+    run = evil(wide=False)
+    run.open_round()
+    run.lose(messages.Quorum)
+    run.launch(run.plan())
+    kept = run.sites[VICTIM].wal
+    (agreed,) = (record for record in kept if isinstance(record, records.Agreed))
+    state_dir.claim("run-1")
+    wal = WriteAheadLog(state_dir.wal)
+    wal.compact(kept)
+    wal.close()
+    state_dir.seal(run.policy.layout, update(run.policy.layout))
+    state_dir.claim("run-2")
+    old = state_dir.folder / "runs" / "run-1"
+    assert agreed.sealed not in (old / "wal").read_bytes() and not [*(old / "pending").iterdir()]
+    left = Journal.replay(WriteAheadLog(old / "wal").records)
+    assert left.sequence == run.machine().core.journal.sequence, "what it has promised is still there to be read"
 
 
 def test_a_change_of_runs_that_a_kill_cut_short_is_finished(state_dir: StateDir) -> None:

@@ -42,6 +42,13 @@ def test_an_open_dispute_is_asked_again_when_its_dealer_reconnects() -> None:
     assert attempt.state is CoordinatorState.CERTIFIED and VICTIM in attempt.publication.survivors  # type: ignore[union-attr]
 
 
+def test_a_dealer_is_not_asked_as_often_as_its_accuser_likes() -> None:
+    """Each answer would be signed, and an entry in the dealer's privacy log."""
+    run = disputed(cheats.keeps(messages.Disclosure))
+    accusation = run.said(messages.Accusation)[0]
+    assert run.planned.attempts[-1].receive(VICTIM, accusation) == ()
+
+
 def test_an_accuser_that_reconnects_gets_the_answer_again() -> None:
     run = disputed(lambda run, _: run.lose(messages.Disclosure, to=VICTIM))
     attempt = run.planned.attempts[-1]
