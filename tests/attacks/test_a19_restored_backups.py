@@ -13,6 +13,7 @@ import pytest
 from lazaret.errors import VerificationFailed
 from security import labels
 from security.secagg import messages, statements
+from security.secagg.certificates import Advert
 from security.secagg.effects import Blamed, Leave
 from security.secagg.site import checks, differences
 from security.secagg.site.attempt import AdvertisedLog, OpenAttempt
@@ -20,7 +21,7 @@ from security.secagg.site.checks import StateRestored
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
 from security.secagg.statements import Statement
-from security.secagg.transitions import SiteState
+from security.secagg.transitions import CoordinatorState, SiteState
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
 RESTORED = "site-01"
@@ -114,3 +115,19 @@ def test_a_gap_in_the_numbers_is_no_offence() -> None:
     run = evil(5, wide=False)
     run.machine(RESTORED).core.journal.sequence = 40
     assert run.run_round(run.updates(1)).total is not None
+
+
+def test_a_listed_site_cannot_have_another_one_called_restored() -> None:
+    """It shows an advert of the victim's from an earlier attempt: whoever goes on has signed later ones since."""
+    run = evil(wide=False)
+    run.run_round(run.updates(1))
+    older = run.said(Advert, by=VICTIM)[0]
+    run.open_round(2)
+    run.lose(messages.Shares)
+    attempt = run.launch(run.plan())
+    newer = run.said(Advert, by=VICTIM)[-1]
+    assert attempt.state is CoordinatorState.DEALING and newer.sequence > older.sequence
+    for shown in (older, newer):
+        with pytest.raises(VerificationFailed, match="no evidence against its signer"):
+            attempt.receive(run.colluders[0], messages.Rollback(advert=shown))
+    assert attempt.state is CoordinatorState.DEALING and not run.book.excluded

@@ -145,17 +145,20 @@ def test_no_honest_dealer_can_be_convicted_of_a_wrong_secret() -> None:
     assert attempt.opening is not None
     (proof,) = attempt.opening.pair_frauds
     certificate_checks.check_pair_fraud(run.policy, attempt.context, proof)
-    shares = attempt.dealing.shares["site-01"]
-    honest = PairFraud(
-        advert=attempt.dealing.adverts["site-01"],
-        kx=proof.kx,
-        root=attempt.dealing.roots["site-01"],
-        deal_signature=shares.signature,
-        seed=proof.seed,
-        line=attempt.opening._line("site-01", "site-02"),
+    honest, later = (
+        PairFraud(
+            advert=attempt.dealing.adverts[dealer],
+            kx=proof.kx,
+            root=attempt.dealing.roots[dealer],
+            deal_signature=attempt.dealing.shares[dealer].signature,
+            seed=proof.seed,
+            line=attempt.opening._line(dealer, "site-02"),
+        )
+        for dealer in ("site-01", "site-03")
     )
     for claim in (
         honest,
+        later,  # it owes an earlier member nothing, so that there is no box that could open
         replace(proof, seed=bytes(32)),
         replace(proof, line=replace(proof.line, pair=bytes(key_agreement.PAIR_BYTES))),
         replace(proof, line=replace(proof.line, kem_key=bytes(1184))),
@@ -165,6 +168,12 @@ def test_no_honest_dealer_can_be_convicted_of_a_wrong_secret() -> None:
     ):
         with pytest.raises(VerificationFailed):
             certificate_checks.check_pair_fraud(run.policy, attempt.context, claim)
+    certificate = attempt.repeat_certificate()
+    assert certificate is not None and certificate.cheats == {LIAR}
+    certificate_checks.check_repeat_certificate(run.policy, attempt.context, certificate)
+    elsewhere = replace(certificate, pair_frauds=(replace(proof, kx=bytes(32)),))
+    with pytest.raises(VerificationFailed, match="of another attempt"):
+        certificate_checks.check_repeat_certificate(run.policy, attempt.context, elsewhere)
 
 
 @pytest.mark.parametrize(("n", "c"), [(4, 1), (5, 1), (6, 1), (7, 2)])

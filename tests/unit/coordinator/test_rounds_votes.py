@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 from coordinator.effects import PUBLISHED, VOTED_DOWN
 from coordinator.results import KEPT_SUMS
-from security.secagg.certificates import Ack
+from security.secagg import statements
+from security.secagg.certificates import Ack, Vote
 from security.secagg.state import state_hash
 from tests.support.engine_world import EngineWorld
 
@@ -61,8 +63,10 @@ def test_a_model_that_is_voted_down_costs_a_round(tmp_path: Path, place: int) ->
     assert stood[place].state_hash == before, "whoever asks for the newest model gets the one that stands"
 
 
-def test_one_vote_against_a_model_does_not_stop_it(tmp_path: Path) -> None:
-    world = EngineWorld(tmp_path, vote=Voters({0: {"site3"}, 1: {"site3"}, 2: {"site3"}}))
+@pytest.mark.parametrize("liar", ["site0", "site3"])
+def test_one_vote_against_a_model_does_not_stop_it(tmp_path: Path, liar: str) -> None:
+    """Whether it comes first or last: a quorum may be there before all who accept have said so."""
+    world = EngineWorld(tmp_path, vote=Voters({0: {liar}, 1: {liar}, 2: {liar}}))
     world.run(until=3)
     world.run(until=3)
     assert outcomes(world)[:3] == [PUBLISHED] * 3
@@ -93,6 +97,22 @@ def test_a_coordinator_starts_again_after_a_vote_that_one_site_withheld(tmp_path
     assert not world.engine.unchecked and outcomes(world)[0] == VOTED_DOWN
     world.run(until=4)
     check_one_history(world)
+
+
+def test_a_site_votes_once(tmp_path: Path) -> None:
+    """A second vote of the same site, while the others are waited for, does not take the place of the first."""
+    world = EngineWorld(tmp_path, vote=Voters({}))
+    world.silent = {(name, Ack) for name in ALL - {"site1"}}
+    world.run(until=1)
+    pump(world)
+    checked = world.engine.previous
+    assert checked is not None and checked.current is not None and checked.current.publication is not None
+    acks = checked.current.publication.acks
+    first, signer = acks["site1"], world.base.sites["site1"].machine.core.signer
+    said = statements.ack(first.result, first.state_hash, first.bitmap, Vote.REFUSE)
+    second = replace(first, vote=Vote.REFUSE, signature=signer.sign(said))
+    assert world.engine.receive("site1", second) == () and acks == {"site1": first}
+    world.storage.close()
 
 
 def settle(world: EngineWorld) -> None:

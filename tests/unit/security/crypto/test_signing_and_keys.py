@@ -83,6 +83,14 @@ def test_the_two_ends_agree_and_nobody_else() -> None:
     assert shared != key_agreement.mask_key(a, b.public, other, kx=KX, own_id="a", peer_id="b"), "X25519 is not enough"
 
 
+def test_the_secret_of_a_pair_is_of_this_pair_in_this_attempt() -> None:
+    """Otherwise one member that was given its own would have those of all others."""
+    ends = [("a", "b"), ("a", "c"), ("b", "c")]
+    found = [key_agreement.pair_secret(PAIR, ctx=KX, site=site, peer=peer).reveal() for site, peer in ends]
+    found.append(key_agreement.pair_secret(PAIR, ctx=bytes(32), site="a", peer="b").reveal())
+    assert len(set(found)) == 4
+
+
 def test_a_recovered_seed_gives_the_same_mask_keys() -> None:
     seed = Secret(RANDOM.bytes(32))
     gone, alive = HybridPair.from_seed(seed, ctx=KX, site="a"), HybridPair.generate(RANDOM)

@@ -1,16 +1,23 @@
-"""Proofs of fraud convict a dealer by one attempt alone: pieces of two attempts put together convict nobody."""
+"""Proofs of fraud convict a dealer by one attempt alone: pieces of two attempts put together convict nobody.
+
+Acknowledgements and opened secrets are of what they are shown for.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from lazaret.errors import VerificationFailed
+from security.identity.membership import AuditMode
 from security.secagg import certificate_checks
 from security.secagg.certificates import FraudProof, NamedRoot, Opened, RepeatCertificate
 from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secrets import Secret
+from tests.support.evil import evil
 from tests.support.secagg_world import RecordedFederation, federation, random_updates
 
 DEALER = "site-00"
@@ -83,3 +90,45 @@ def test_a_share_that_counts_twice_proves_nothing() -> None:
     proof = claimed(first)
     with pytest.raises(VerificationFailed, match="not distinct members"):
         check(run, first, replace(proof, shares=(proof.shares[0],) * len(proof.shares)))
+
+
+# Acknowledgements.
+
+
+def test_a_bitmap_has_one_bit_for_each_chunk_and_no_other() -> None:
+    assert certificate_checks.chunks_in(b"\x1f", 5) == set(range(5))
+    for wrong in (b"\x3f", b"\x1f\x00", b""):
+        with pytest.raises(VerificationFailed, match="does not fit"):
+            certificate_checks.chunks_in(wrong, 5)
+
+
+def test_an_acknowledgement_is_of_this_result_and_of_this_model() -> None:
+    run, attempts = two_attempts()
+    publication = attempts[-1].publication
+    assert publication is not None
+    ack = next(iter(publication.acks.values()))
+    named = {"result": ack.result, "state_hash": ack.state_hash}
+    certificate_checks.check_ack(run.policy, ack, **named)
+    for other in ("result", "state_hash"):
+        with pytest.raises(VerificationFailed, match="of another result"):
+            certificate_checks.check_ack(run.policy, ack, **named | {other: bytes(32)})
+
+
+def test_a_sampled_sum_needs_a_quorum_of_acknowledgements() -> None:
+    policy = replace(federation(4).policy, audit=AuditMode.SAMPLED)
+    seen: list[tuple[str, set[int]]] = [("site-00", set()), ("site-01", set())]
+    assert not certificate_checks.covers(policy, seen, quorum=3)
+    assert certificate_checks.covers(policy, [*seen, ("site-02", set())], quorum=3)
+
+
+@pytest.mark.parametrize("site", ["site-00", "site-03"])
+def test_a_seed_of_mask_keys_is_the_one_behind_the_keys(site: str) -> None:
+    """Also of the last member, which has no secrets of pairs that would tell."""
+    run = evil(wide=False)
+    run.open_round()
+    run.deaf = True
+    run.launch(run.plan())
+    attempt = run.machine(site).aggregation.attempt
+    assert attempt is not None
+    opens = partial(certificate_checks.opens, attempt.context, Opened.MASK_KEY)
+    assert opens(attempt.mask_seed, attempt.advert) and not opens(Secret(bytes(32)), attempt.advert)

@@ -163,6 +163,34 @@ def test_a_model_that_would_not_be_finite_stays() -> None:
     assert outcome.verdict is SumVerdict.VOID and outcome.state is state
 
 
+def judged(**slots: int) -> str:
+    """A sum of three sites that is zero but for its weight, and for what is told."""
+    told = layout()
+    signed = np.zeros(told.words, dtype=told.signed_dtype)
+    for name, value in ({"weight": 64} | slots).items():
+        signed[0 if name == "first" else -1 if name == "padding" else told.slot(name)] = value
+    return states.judge(told, signed, survivors=3)
+
+
+QUANTUM = layout().quantum
+
+
+@pytest.mark.parametrize(
+    ("slot", "good", "wrong"),
+    [
+        ("weight", (3, 3 * 64), (2, 3 * 64 + 1, -1)),
+        ("first", (QUANTUM + 3, -QUANTUM - 3), (QUANTUM + 4, -QUANTUM - 4)),
+        ("padding", (0,), (1, -1)),
+        ("loss", (3 * QUANTUM, -3 * QUANTUM), (3 * QUANTUM + 1, -3 * QUANTUM - 1)),
+        ("hits", (0, 3 * 99), (-1, 3 * 99 + 1)),
+    ],
+)
+def test_each_range_is_where_it_says(slot: str, good: tuple[int, ...], wrong: tuple[int, ...]) -> None:
+    assert layout().used_words < layout().words, "there is padding to look at"
+    assert not any(judged(**{slot: value}) for value in good)
+    assert all(judged(**{slot: value}) for value in wrong)
+
+
 def weights_add_up_to_one() -> float:
     """A site sends 1 - (the others' weights): the average is then the plain sum, however large."""
     told = layout(movement=20)
@@ -219,6 +247,16 @@ def test_caps_follow_the_median_of_the_newest_steps() -> None:
         assert len(known) == 24
     # Twice the lower median of: (.1, .12), (.1, .12, .2), (.12, .2, .24), (.2, .24, .4); what was cut off is forgotten.
     assert lengths == pytest.approx([0.1, 0.12, 0.2, 0.24, 0.4, 0.48, 0.1], rel=1e-2)
+
+
+def test_no_history_lifts_a_cap_above_the_ceiling() -> None:
+    """Long steps, as an attacker feeds them, double the cap up to the manifest's ceiling and no further."""
+    block = Block(name="w", shape=(100,), kind="mean", clip_exponent=0, movement_exponent=1)
+    told = Layout.of([block], roster_size=3, weight_cap=8)
+    rule = MovementRule(3, Fraction(2))
+    ceiling = 2 << states.STEP_BITS
+    for length, cap in ((ceiling // 4, ceiling // 2), (ceiling // 2 + 1, ceiling), (ceiling, ceiling)):
+        assert rule.caps(told, rule.after(told, b"", [length])) == [cap]
 
 
 def test_a_tensor_that_rested_is_not_frozen() -> None:

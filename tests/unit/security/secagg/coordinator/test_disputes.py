@@ -92,6 +92,17 @@ def test_answers_survive_a_restart_and_what_is_public_counts_no_more() -> None:
     assert attempt.disputes.frees(VICTIM, names[:3], 3)
 
 
+def test_a_dealer_that_the_aborts_do_not_free_is_not_planned() -> None:
+    """It would refuse the plan, because the abort of its accuser keeps nothing secret."""
+    run = disputed(lambda run, _: run.lose(messages.Survivors))
+    attempt, names = run.planned.attempts[-1], list(run.sites)
+    signed = run.aborts_of(attempt, names)
+    for line in signed.lines[:3]:
+        abort = messages.Abort(site=line.site, ctx=attempt.ctx, code=line.code, signature=line.signature)
+        attempt.aborts[line.site] = abort
+    assert run.planned._cohort(names) == [name for name in names if name != LIAR]
+
+
 def test_a_dealer_counts_no_abort_of_a_holder_whose_share_is_public() -> None:
     run = disputed(lambda run, _: run.lose(messages.Survivors))
     attempt = run.planned.attempts[-1]
@@ -125,3 +136,6 @@ def test_nothing_is_answered_that_is_not_asked() -> None:
         with pytest.raises(VerificationFailed):
             attempt.disputes.disclosure(forged, over=False)
     assert attempt.disputes.disclosure(answer, over=True) == ()
+    attempt.disputes.settled.clear()
+    assert attempt.disputes.disclosure(answer, over=False) == (), "nobody asks any more"
+    assert not attempt.disputes.settled

@@ -7,10 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
+from lazaret.errors import PolicyViolation
 from security.secagg.records import MAX_SUMS, SumSeen
+from security.secagg.site import differences
 from security.secagg.site.differences import exposure, leverage, score_exposure
 from security.secagg.site.journal import Journal
-from tests.support.secagg_world import federation
+from tests.support.secagg_world import federation, random_updates
 
 ALL = ("a", "b", "c", "d", "e")
 
@@ -81,3 +83,20 @@ def test_a_score_hides_only_among_those_who_consent() -> None:
     assert score_exposure(policy, [*same, seen(3)], "site-00") == 0, "nor does it take the place of the first"
     first = SumSeen(round=1, state_hash=policy.initial_state_hash, sites=everybody)
     assert score_exposure(policy, [first, two[1]], "site-00") == 0, "nobody scores the initial model"
+
+
+@pytest.mark.parametrize(("c", "away", "shows"), [(0, 1, True), (0, 2, False), (1, 2, True), (1, 3, False)])
+def test_on_one_model_no_set_shows_a_site_to_c_others(c: int, away: int, shows: bool) -> None:
+    """All eight sites, and all but some of them: whoever knows c of these has the rest of the difference."""
+    run = federation(8, c=c)
+    run.begin_round(random_updates(run.policy.layout, run.sites, 1))
+    context = run.planned.next_attempt(list(run.sites)).context
+    journal = Journal(sums=[SumSeen(round=1, state_hash=context.state_hash, sites=context.sites)])
+    sites = context.sites[away:]
+    if shows:
+        with pytest.raises(PolicyViolation, match="show the update of one site"):
+            differences.check_same_state_sums(run.policy, journal, context, sites)
+    else:
+        differences.check_same_state_sums(run.policy, journal, context, sites)
+    elsewhere = Journal(sums=[SumSeen(round=1, state_hash=bytes(32), sites=context.sites)])
+    differences.check_same_state_sums(run.policy, elsewhere, context, sites)

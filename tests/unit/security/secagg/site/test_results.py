@@ -451,6 +451,17 @@ def test_a_restarted_site_takes_up_its_audit() -> None:
     assert publication is not None and publication.certificate() is not None
 
 
+def test_a_result_that_is_certified_is_not_taken_again() -> None:
+    """It would end whatever attempt of the next round is open."""
+    run = federation(4)
+    run.run_round(random_updates(run.policy.layout, run.sites, 1))
+    publication, machine = run.planned.attempts[-1].publication, run.sites["site-00"].machine
+    assert publication is not None and run.check is not None
+    machine.receive(messages.ResultCertificate(result=publication.result_hash, check=run.check))
+    with pytest.raises(PolicyViolation, match="does not follow"):
+        machine.receive(publication.result)
+
+
 def test_acknowledgements_go_on_only_for_the_newest_round() -> None:
     run = good_round()
     journal, head = run.sites["site-00"].machine.core.journal, run.sites["site-00"].machine.core.head

@@ -11,7 +11,7 @@ from security.secagg import certificate_checks, statements
 from security.secagg.certificates import Ack, CheckCertificate, Vote
 from security.secagg.effects import Send
 from security.secagg.fields import Wire
-from security.secagg.messages import Jump
+from security.secagg.messages import Jump, ResultCertificate
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
 from tests.support.secagg_world import RecordedFederation, federation, random_updates
@@ -88,6 +88,19 @@ def certified(run: RecordedFederation) -> tuple[CheckCertificate, dict[str, obje
     assert result is not None
     told = {"result": result.result_hash, "state_hash": result.result.state_hash, "quorum": result.result.context.t}
     return run.check, told
+
+
+def test_a_site_takes_one_vote_set_on_a_result() -> None:
+    """Another set of the same votes, or of two votes of one site, would be another link, or another outcome."""
+    run, said = voting(site_03=False)
+    one_round(run)
+    core = run.sites[FIRST].machine.core
+    taken = core.head
+    accepting = tuple(sorted((ack for ack in said if ack.vote == Vote.ACCEPT), key=lambda ack: ack.site))
+    other = CheckCertificate(acks=accepting)
+    assert taken.certified and certificate_checks.link_after(run.policy, taken.result, other) != taken.link
+    assert run.sites[FIRST].machine.receive(ResultCertificate(result=taken.result, check=other)) == ()
+    assert core.head == taken
 
 
 def test_whose_votes_count() -> None:
