@@ -66,6 +66,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     ours.settimeout(10)
     agent = Channel(ours, RECEIVED_BY_AGENT)
 
+    (tmp_path / "memory").mkdir()  # a site's state folder has it
+
     def begin(policy: SitePolicy) -> Channel:
         config: Any = SimpleNamespace(policy=policy, state=tmp_path, model_file=lambda name: tmp_path / name)
         loop = OrderLoop(config, Channel(theirs, RECEIVED_BY_TRAINER))
