@@ -9,6 +9,7 @@ alone.
 """
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from statistics import mean
 
@@ -26,6 +27,7 @@ REFERENCES = ("fedavg", "fedper")
 README, TEMPLATE = ROOT / "README.md", ROOT / "benchmarks" / "evidence.template.md"
 MARK = "<!-- evidence: made by benchmarks/evidence.py -->"
 END = "<!-- end of evidence -->"
+POINTER = "The page [evidence](docs/evidence.md) has every method and every choice."
 # Every row that the paper has and that part of the comparison was asked for, in the order in which they run.
 WANTED = (
     "fedavg", "fedper", "fednpr", "fednpr-per", "frozen", "local", "central", "fedprox", "moon", "creff", "fedrs",
@@ -214,7 +216,7 @@ def rate_table(content):
 
 
 def headline(content):
-    """One sentence for the README, whatever the figures say."""
+    """Three sentences for the README, whatever the figures say: the verdict, the differences, the predictor."""
     ours = [c for c in content["comparisons"] if c["model"] == CHOSEN and c["variant"].startswith("fednpr")]
     best = {}
     for reference in REFERENCES:
@@ -224,10 +226,9 @@ def headline(content):
     if not best:
         return "On real images nothing has been compared yet."
     names = {"fedavg": "FedAvg", "fedper": "FedPer"}
-    parts = [
-        f"Against {names[reference]}, the FedNPR variant with the best validation score is `{c['variant']}`: "
-        f"{interval(c['pooled_recall'], '+')} points of pooled recall and "
-        f"{interval(c['mean_bacc'], '+')} of mean-over-sites bACC ({c['cells']} trained pairs)."
+    gaps = [
+        f"`{c['variant']}` minus {names[reference]} is {interval(c['pooled_recall'], '+')} points of pooled recall and "
+        f"{interval(c['mean_bacc'], '+')} of mean-over-sites bACC ({c['cells']} pairs)"
         for reference, c in best.items()
     ]
     # Only what the validation side prefers may lead: one of many variants is ahead on the test images by chance.
@@ -235,11 +236,11 @@ def headline(content):
     shown = all(all(checks.get(c["variant"], {"compared": False}).values()) for c in best.values())
     verdict = "A lead of FedNPR is shown" if shown else "A lead of FedNPR is not shown"
     size, rounds = content["settings"]["data"]["image_size"], content["settings"]["rounds"]
-    return (
-        f"{verdict} on HAM10000 (four hospitals, {size} px, {rounds} rounds). {' '.join(parts)} "
-        "Brackets are 95 % intervals. Model and predictor of every method were chosen on a validation side. "
-        f"{predicting(content, best)}"
-    )
+    return "\n".join([
+        f"{verdict} on HAM10000 (four hospitals, {size} px, {rounds} rounds).",
+        f"With 95 % intervals, {'; '.join(gaps)}.",
+        f"Variant, model and predictor were chosen on validation images{predicting(content, best)}.",
+    ])
 
 
 def by_validation(content, rows):
@@ -252,14 +253,22 @@ def by_validation(content, rows):
 
 
 def predicting(content, best):
-    """Model and predictor behind the figures of the headline."""
-    names = dict.fromkeys([*(c["variant"] for c in best.values()), *best])
-    told = []
-    for row in content["summary"]:
-        if row["kind"] == CHOSEN and row["variant"] in names:
-            ways = dict.fromkeys(describe_choice(choice) for choice in row["choices"].values())
-            told.append(f"`{row['variant']}`: {' or '.join(ways)}")
-    return f"Chosen: {'; '.join(told)}." if told else ""
+    """The predictor behind most figures of the headline; the page lists the choice of each method and fold."""
+    names = {*(c["variant"] for c in best.values()), *best}
+    found = Counter(
+        choice["predictor"]
+        for row in content["summary"]
+        if row["kind"] == CHOSEN and row["variant"] in names
+        for choice in row["choices"].values()
+    )
+    if not found:
+        return ""
+    predictor, times = found.most_common(1)[0]
+    return f"; the predictor was most often {predictor} ({times} of {found.total()} choices)"
+
+
+def readme_block(content):
+    return f"{MARK}\n{headline(content)}\n{POINTER}\n{END}"
 
 
 def goal_checks(content):
@@ -377,7 +386,7 @@ def main(arguments=None):
     if given.page == PAGE:
         before, _, rest = README.read_text().partition(MARK)
         after = rest.partition(END)[2]
-        write_atomically(README, f"{before}{MARK}\n{headline(content)}\n{END}{after}".encode())
+        write_atomically(README, f"{before}{readme_block(content)}{after}".encode())
 
 
 if __name__ == "__main__":

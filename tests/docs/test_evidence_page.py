@@ -1,6 +1,7 @@
 """The page of evidence is what its script makes of the committed results; and the script on a small copy of a run."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,11 @@ def test_the_page_is_made_from_the_committed_results():
 
 def test_the_readme_carries_the_headline_whatever_it_says():
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert f"{evidence.MARK}\n{evidence.headline(read_results(evidence.RESULTS))}\n{evidence.END}" in readme
+    content = read_results(evidence.RESULTS)
+    assert evidence.readme_block(content) in readme
+    block = evidence.readme_block(content)
+    assert evidence.headline(content) in block and "(docs/evidence.md)" in block
+    assert evidence.headline(content).count("\n") == 2, "three short sentences"
 
 
 def test_a_small_copy_makes_a_page_and_a_plot(tmp_path):
@@ -125,7 +130,20 @@ def test_a_lead_is_claimed_only_with_lower_ends_above_zero():
     assert evidence.headline(content(0.1)).startswith("A lead of FedNPR is shown")
     assert evidence.headline(content(-0.1)).startswith("A lead of FedNPR is not shown")
     assert "+4.5 [-0.1, +6.0] points of pooled recall" in evidence.headline(content(-0.1))
-    assert "Chosen: `fednpr-per`: local model by refit." in evidence.headline(content(-0.1))
+    assert "most often refit (1 of 1 choices)." in evidence.headline(content(-0.1))
+
+
+def test_the_headline_counts_the_predictors_of_the_methods_that_it_compares():
+    """Of the variant named and of both references, over all folds; other rows do not count."""
+    content = read_results(evidence.RESULTS)
+    named = ("fedavg", "fedper", "fednpr-per")
+    choices = [c["predictor"] for row in content["summary"] if row["kind"] == "chosen" and row["variant"] in named
+               for c in row["choices"].values()]
+    text = evidence.headline(content)
+    times, of = map(int, re.search(r"\((\d+) of (\d+) choices\)", text).groups())
+    predictor = re.search(r"most often (.*) \(", text)[1]
+    assert of == len(choices) and times == choices.count(predictor) == max(map(choices.count, choices))
+    assert all(f"`{name}`" not in text for name in evidence.WANTED if name not in named)
 
 
 @pytest.mark.parametrize("validation", [0.4, 0.6])
