@@ -11,17 +11,19 @@ alone.
 import argparse
 from collections import Counter
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 from lazaret.errors import ConfigError
 from npr.lab.plan import Settings
 from npr.lab.store import read_results, write_atomically, write_json
 from npr.lab.summary import CHOSEN, TableRow, compare, predictions_loader, rows_of, summarise_cells
 from npr.lab.tables import describe_choice, markdown, summary_table
+from npr.methods.fedbabu import BabuOptions
+from npr.methods.fedrep import RepOptions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "ham10000" / "five-folds"
-RATES = RESULTS.with_name("learning-rate")
+RATES, TUNED = RESULTS.with_name("learning-rate"), RESULTS.with_name("tuned")
 PAGE, PLOT = ROOT / "docs" / "evidence.md", ROOT / "docs" / "images" / "evidence-forest.png"
 REFERENCES = ("fedavg", "fedper")
 README, TEMPLATE = ROOT / "README.md", ROOT / "benchmarks" / "evidence.template.md"
@@ -67,7 +69,9 @@ def added(run, earlier):
     rows, again = [], []
     for variant in dict.fromkeys(cell["variant"] for cell in run["cells"]):
         mine, theirs = ({c["key"]: c for c in each["cells"] if c["variant"] == variant} for each in (run, earlier))
-        if theirs.keys() <= mine.keys() and all(_same(mine[key], theirs[key]) for key in theirs):
+        # A row that ran again as a whole, with more cells, takes the place of the shorter one.
+        same = theirs.keys() == mine.keys() and all(_same(mine[key], theirs[key]) for key in mine)
+        if theirs.keys() < mine.keys() or same:
             rows.append(variant)
         elif mine.keys() <= theirs.keys():
             again.append(variant)
@@ -115,8 +119,30 @@ def interval(values, sign=""):
 
 
 def chosen(content):
+    """What was chosen, rows with the most cells first: one cell alone is ahead or behind by chance."""
     rows = [row for row in content["summary"] if row["kind"] == CHOSEN]
-    return sorted(rows, key=lambda row: -row["pooled_recall"][0])
+    return sorted(rows, key=lambda row: (-row["cells"], -row["pooled_recall"][0]))
+
+
+def between_cells(content):
+    """How far differences of single cells lie apart, over the rows with the most cells: (figure, least, most).
+
+    In points. With one cell an interval draws lesions alone, and has none of this in it.
+    """
+    cells = {}
+    for cell in content["cells"]:
+        if "final" in cell:
+            judged = cell["final"][cell["chosen"]["model"]][cell["chosen"]["predictor"]]
+            cells.setdefault(cell["variant"], {})[cell["seed"], cell["fold"]] = judged
+    most = max(map(len, cells.values()))
+    gaps = [
+        [{figure: 100 * (mine[at][figure] - cells[reference][at][figure]) for figure in FIGURES} for at in mine]
+        for variant, mine in cells.items()
+        for reference in REFERENCES
+        if most > 1 and len(mine) == most and variant != reference and mine.keys() == cells[reference].keys()
+    ]
+    spreads = {figure: [stdev(gap[figure] for gap in pair) for pair in gaps] for figure in FIGURES}
+    return [(figure, min(found), max(found)) for figure, found in spreads.items() if found]
 
 
 def main_table(content):
@@ -155,6 +181,30 @@ def alike_table(content):
     return markdown(("method", "model", "predictor", "minus", "pooled recall", "mean over sites bACC", "cells"), rows)
 
 
+def spread_of_cells(content):
+    """Why a row with one cell shows less than its interval says."""
+    found = between_cells(content)
+    if not found:
+        return "No row has several cells yet."
+    figures = " and ".join(f"{least:.1f} to {most:.1f} points ({NAMES[figure]})" for figure, least, most in found)
+    return (
+        f"Over the rows with the most cells, differences of single cells have a standard deviation of {figures},\n  "
+        "depending on the pair. An interval of a row with one cell draws lesions alone and has none of this in it"
+    )
+
+
+def tuned_tables(content):
+    """The same comparison of a run that chose the learning rate of each method and fold too."""
+    if not content:
+        return "Not run yet."
+    folds = sorted({str(cell["fold"]) for cell in content["cells"]})
+    seeds = sorted({cell["seed"] for cell in content["cells"]})
+    return "\n\n".join([
+        f"Folds {', '.join(folds)}; seeds {', '.join(map(str, seeds))}; {len(content['cells'])} cells.",
+        main_table(content), choices(content), rate_table(content),
+    ])
+
+
 def choices(content):
     rows = [
         (row["variant"], fold, describe_choice(choice))
@@ -165,6 +215,7 @@ def choices(content):
 
 
 FIGURES = ("pooled_recall", "mean_bacc")
+NAMES = {"pooled_recall": "pooled recall", "mean_bacc": "mean over sites"}
 MIXTURES = ("head", "0.75 head + 0.25 prototypes", "0.50 head + 0.50 prototypes", "0.25 head + 0.75 prototypes",
             "prototypes", "refit", "0.33 head + 0.33 prototypes + 0.33 refit")
 
@@ -297,7 +348,7 @@ def goal(content):
 
 def again(content):
     """Which references were trained a second time, beside rows of a later run."""
-    keys = [f"`{cell['key']}`" for cell in content.get("again", [])]
+    keys = list(dict.fromkeys(f"`{cell['key']}`" for cell in content.get("again", [])))
     if not keys:
         return "All rows are of one run."
     return (
@@ -313,7 +364,9 @@ def page(content):
     found = {row["variant"] for row in content["summary"]}
     missing = [f"`{name}`" for name in WANTED if name not in found]
     waiting = [f"`{key}`" for key in content["not_run"]]
-    resolvable = [c["resolvable"] for c in content["comparisons"] if c["model"] == CHOSEN and c["resolvable"]]
+    pairs = [c for c in content["comparisons"] if c["model"] == CHOSEN]
+    most = max((c["cells"] for c in pairs), default=0)
+    resolvable = [c["resolvable"] for c in pairs if c["resolvable"] and c["cells"] == most]
     smallest = f"{min(resolvable):.1f} to {max(resolvable):.1f}" if resolvable else "not known"
     train = ", ".join(f"`{key} = {value}`" for key, value in settings["train"].items()) or "the defaults"
     return TEMPLATE.read_text().format(
@@ -338,6 +391,10 @@ def page(content):
         alike_table=alike_table(content),
         predictor_table=predictor_table(content),
         rate_table=rate_table(read_results(RATES)) if RATES.exists() else "Not tried yet.",
+        tuned=tuned_tables(read_results(TUNED) if TUNED.exists() else None),
+        spread=spread_of_cells(content),
+        finetuning=BabuOptions().finetune_epochs,
+        fits=settings["rounds"] * RepOptions().head_epochs + RepOptions().final_head_epochs,
         again=again(content),
         missing=", ".join(missing) or "none",
         waiting=", ".join(waiting) or "none",

@@ -115,6 +115,35 @@ def test_a_row_of_two_runs_and_other_settings_are_refused(tmp_path, committed):
     assert collected(tmp_path / "c", committed | {"settings": older}, run)["settings"] == committed["settings"]
 
 
+def test_a_longer_run_of_a_row_takes_its_place(tmp_path, committed):
+    """Whole, with its pairs; no row is of cells of two runs, and a shorter one changes nothing."""
+    run = later_run(committed, again={})
+    second = [cell | {"seed": 1, "key": cell["key"].replace("seed=0", "seed=1")} for cell in run["cells"]]
+    longer = run | {"cells": [cell | {"seconds": -1} for cell in (*run["cells"], *second)]}
+    one = collected(tmp_path / "one", committed, run)
+    two = collected(tmp_path / "two", one, longer)
+    row = [cell for cell in two["cells"] if cell["variant"] == "fedbabu+npr"]
+    assert len(row) == 2 and all(cell["seconds"] == -1 for cell in row)
+    assert {c["cells"] for c in two["comparisons"] if c["variant"] == "fedbabu+npr"} == {2}
+    shorter = run | {"cells": [cell | {"seconds": -2} for cell in run["cells"]]}
+    three = collected(tmp_path / "three", two, shorter)
+    assert [cell for cell in three["cells"] if cell["variant"] == "fedbabu+npr"] == row
+
+
+def test_the_spread_between_cells_is_that_of_their_paired_differences():
+    def cell(variant, seed, recall):
+        final = {"local": {"head": {"pooled_recall": recall, "mean_bacc": 0.5}}}
+        chosen = {"model": "local", "predictor": "head"}
+        return {"variant": variant, "seed": seed, "fold": 0, "chosen": chosen, "final": final}
+
+    rows = {"fedavg": (0.5, 0.4), "fedper": (0.5, 0.4), "fednpr": (0.53, 0.47), "local": (0.9,)}
+    cells = [cell(variant, seed, value) for variant, row in rows.items() for seed, value in enumerate(row)]
+    (figure, least, most), sites = evidence.between_cells({"cells": cells})
+    assert figure == "pooled_recall" and least == 0.0 and most == pytest.approx(4 / 2**0.5)
+    assert sites[1:] == (0.0, 0.0)
+    assert evidence.between_cells({"cells": cells[:1]}) == []
+
+
 def test_a_lead_is_claimed_only_with_lower_ends_above_zero():
     def content(low, names=evidence.REFERENCES):
         how = {"model": "local", "predictor": "refit"}

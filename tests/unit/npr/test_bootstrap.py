@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,29 @@ def test_interval_covers_the_truth_about_as_often_as_it_says():
         interval = bootstrap_interval([cell(rng, units=80)], draws=200, seed=repetition)
         inside += interval.low <= truth <= interval.high
     assert 50 <= inside <= 60
+
+
+def worlds(rng, *, folds, seeds):
+    """Two equally good methods; each training, of a method, fold and seed, comes out a little better or worse."""
+    sides = [], []
+    for fold in range(folds):
+        images = cell(rng, fold=str(fold), units=60)
+        for seed, side in ((seed, side) for seed in range(seeds) for side in sides):
+            skill = 0.4 * rng.normal(size=CLASSES)
+            scores = images.scores * np.exp(skill * np.eye(CLASSES)[images.labels])
+            side.append(replace(images, scores=(scores / scores.sum(1, keepdims=True)).astype(np.float32), seed=seed))
+    return sides
+
+
+@pytest.mark.parametrize(("folds", "seeds", "least", "most"), [(4, 2, 0.9, 1.0), (1, 1, 0.0, 0.85)])
+def test_an_interval_covers_what_training_does_only_with_folds_and_seeds_to_draw(folds, seeds, least, most):
+    """Twin: of one cell, patients alone are drawn; then no difference at all looks like one, time and again."""
+    inside = 0
+    for repetition in range(60):
+        ours, theirs = worlds(np.random.default_rng(repetition), folds=folds, seeds=seeds)
+        gap = paired_difference(ours, theirs, draws=200, seed=repetition)
+        inside += gap.low <= 0.0 <= gap.high
+    assert least <= inside / 60 <= most
 
 
 def test_pairing_shrinks_the_interval_and_finds_the_difference():

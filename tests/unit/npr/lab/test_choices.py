@@ -75,22 +75,30 @@ def test_values_that_were_not_chosen_are_never_judged(store):
 
 
 def test_twin_with_the_check_off_test_images_choose_the_value(store, monkeypatch):
-    """What the check is for: were test images readable first, a value could be chosen that is best on them alone."""
+    """What the check is for: were test images readable first, the value that is best on them alone is reported."""
     wanted = trained(store, made(0.01, 0.0001))
-    spoiled = store.directory(wanted[1])
-    for path in spoiled.glob("validation-*"):  # the second value is useless on the validation side
-        save_predictions(path, [wrong(p) for p in load_predictions(path)])
-    assert choose(wanted, store.directory).tuned == wanted[0].tuned
-
+    as_it_is = choices.open_test
     monkeypatch.setattr(choices, "open_test", lambda out, s, cell, folder: load_data(s, cell.fold, with_test=True))
     monkeypatch.setattr(Choices, "of", lambda self, cell: choices.Choice(
         variant="fedavg", fold=FOLD, tuned=cell.tuned, model="global", predictor="head", validation=0.0, seeds=(0,),
         candidates=1,
     ))
-    finals = {cell.tuned: judge(store.out, SETTINGS, cell, store.directory(cell))["final"] for cell in wanted}
-    recalls = {tuned: final["global"]["head"]["pooled_recall"] for tuned, final in finals.items()}
-    assert wanted[1].tuned in recalls, "the test figure of a value that the validation side rejects"
-    assert max(recalls.values()) >= recalls[wanted[0].tuned], "and with both in hand the better one is reported"
+    figures = {}
+    for cell in wanted:
+        final = judge(store.out, SETTINGS, cell, store.directory(cell))["final"]
+        figures[cell.tuned] = final["global"]["head"]["pooled_auc"]
+        (store.directory(cell) / choices.JUDGED).unlink()
+    best, other = sorted(wanted, key=lambda cell: -figures[cell.tuned])
+    assert figures[best.tuned] > figures[other.tuned], "a look at the test images tells the values apart"
+
+    monkeypatch.undo()
+    for path in store.directory(best).glob("validation-*"):  # on the validation side the same value is useless
+        save_predictions(path, [wrong(p) for p in load_predictions(path)])
+    settle(SETTINGS, wanted, store)
+    assert choices.open_test is as_it_is and Choices(store.out).of(best).tuned == other.tuned
+    with pytest.raises(ConfigError, match="were not chosen"):
+        judge(store.out, SETTINGS, best, store.directory(best))
+    assert "final" not in store.result(best)
 
 
 def wrong(predictions):
