@@ -13,11 +13,10 @@ from collections import Counter
 from pathlib import Path
 from statistics import mean, stdev
 
-from lazaret.errors import ConfigError
-from npr.lab.plan import Settings
-from npr.lab.store import read_results, write_atomically, write_json
-from npr.lab.summary import CHOSEN, TableRow, compare, predictions_loader, rows_of, summarise_cells
-from npr.lab.tables import describe_choice, markdown, summary_table
+from benchmarks.evidence_rows import REFERENCES, collect
+from npr.lab.store import read_results, write_atomically
+from npr.lab.summary import CHOSEN
+from npr.lab.tables import describe_choice, markdown
 from npr.methods.fedbabu import BabuOptions
 from npr.methods.fedrep import RepOptions
 
@@ -25,7 +24,6 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "ham10000" / "five-folds"
 RATES, TUNED = RESULTS.with_name("learning-rate"), RESULTS.with_name("tuned")
 PAGE, PLOT = ROOT / "docs" / "evidence.md", ROOT / "docs" / "images" / "evidence-forest.png"
-REFERENCES = ("fedavg", "fedper")
 README, TEMPLATE = ROOT / "README.md", ROOT / "benchmarks" / "evidence.template.md"
 MARK = "<!-- evidence: made by benchmarks/evidence.py -->"
 END = "<!-- end of evidence -->"
@@ -39,78 +37,6 @@ WANTED = (
     "fednpr-per[lambda_npr=0.01]", "fednpr-per[lambda_npr=0.05]", "fednpr-per[lambda_npr=1]",
     "fednpr-per[supervision=none]",
 )
-
-
-def collect(out, results):
-    """The run's results with intervals and with the comparisons of the page; nothing per image goes along."""
-    content = read_results(out)
-    load = predictions_loader(out)
-    content["summary"] = summarise_cells(content["cells"], load, content["reference"], content["summary"])
-    content["comparisons"] = comparisons(content["cells"], load)
-    if (results / "results.json").exists():
-        content = added(content, read_results(results))
-    write_json(results / "results.json", content)
-    write_atomically(results / "table.md", summary_table(content).encode())
-
-
-# What the same cell has twice: trained alike, on the same images, with the same figures.
-SAME = ("config_hash", "data_fingerprint", "validation", "chosen", "final")
-
-
-def added(run, earlier):
-    """Earlier results with the rows of a later run. A row is of one run; what ran again for pairs is kept as `again`.
-
-    :raises ConfigError: for other settings, and for a row that would be made of cells of two runs.
-    """
-    # A setting that is newer than the results has its default in them.
-    ours, theirs = (Settings.model_validate(each["settings"]) for each in (run, earlier))
-    if ours != theirs:
-        raise ConfigError("these results have other settings than those that they would be added to")
-    rows, again = [], []
-    for variant in dict.fromkeys(cell["variant"] for cell in run["cells"]):
-        mine, theirs = ({c["key"]: c for c in each["cells"] if c["variant"] == variant} for each in (run, earlier))
-        # A row that ran again as a whole, with more cells, takes the place of the shorter one.
-        same = theirs.keys() == mine.keys() and all(_same(mine[key], theirs[key]) for key in mine)
-        if theirs.keys() < mine.keys() or same:
-            rows.append(variant)
-        elif mine.keys() <= theirs.keys():
-            again.append(variant)
-        else:
-            raise ConfigError(f"{variant}: other cells of this row are there already, and they are of another run")
-
-    def both(part):
-        kept = [entry for entry in earlier[part] if entry["variant"] not in rows]
-        return [*kept, *(entry for entry in run[part] if entry["variant"] in rows)]
-
-    references = [cell for cell in run["cells"] if cell["variant"] in again]
-    cells = sorted(both("cells"), key=lambda cell: (cell["seed"], str(cell["fold"]), cell["key"]))
-    done = {cell["key"] for cell in cells}
-    return run | {
-        "cells": cells,
-        "again": [*(cell for cell in earlier.get("again", []) if cell not in references), *references],
-        **{part: both(part) for part in ("choices", "summary", "comparisons")},
-        "failed": [entry for entry in [*earlier["failed"], *run["failed"]] if entry["key"] not in done],
-        "not_run": [key for key in dict.fromkeys([*earlier["not_run"], *run["not_run"]]) if key not in done],
-    }
-
-
-def _same(one, other):
-    return all(one.get(name) == other.get(name) for name in SAME)
-
-
-def comparisons(cells, load):
-    """Paired differences of all rows against each reference: chosen with chosen, then the same model and predictor."""
-    found = []
-    for reference in REFERENCES:
-        for row in rows_of(cells):
-            other = TableRow(reference, row.kind, row.predictor)
-            if row.variant == reference or other not in rows_of(cells):
-                continue
-            difference = compare(row, other, cells, load)
-            if difference:
-                found.append({"row": row.name, "variant": row.variant, "model": row.kind, "predictor": row.predictor,
-                              "against": reference, **difference})
-    return found
 
 
 def interval(values, sign=""):
@@ -339,10 +265,11 @@ def goal_checks(content):
 
 
 def goal(content):
-    lines = [
-        f"- `{variant}`: " + "; ".join(f"{text}: **{'yes' if met else 'no'}**" for text, met in checks.items()) + "."
-        for variant, checks in goal_checks(content).items()
-    ]
+    cells = {row["variant"]: row["cells"] for row in content["summary"] if row["kind"] == CHOSEN}
+    lines = []
+    for variant, checks in goal_checks(content).items():
+        told = "; ".join(f"{text}: **{'yes' if met else 'no'}**" for text, met in checks.items())
+        lines.append(f"- `{variant}` ({cells[variant]} cell{'s' * (cells[variant] > 1)}): {told}.")
     return "\n".join(lines) or "No variant has cells in common with both references yet."
 
 

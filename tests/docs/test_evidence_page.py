@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import evidence
@@ -16,6 +17,28 @@ PAGE = (Path(__file__).parents[2] / "docs" / "evidence.md").read_text()
 
 def test_the_page_is_made_from_the_committed_results():
     assert evidence.page(read_results(evidence.RESULTS)) == PAGE
+
+
+def test_every_difference_follows_from_the_cells_that_are_committed():
+    """Worked out again from confusion matrices alone: a row minus its reference of the same run."""
+    content = read_results(evidence.RESULTS)
+
+    def recall(cells, kind, predictor):
+        found = [(c["final"][c["chosen"]["model"]][c["chosen"]["predictor"]] if kind == "chosen" else
+                  c["final"].get(kind, {}).get(predictor)) for c in cells]
+        total = np.sum([each["confusion"] for each in found], axis=0)
+        shown = total.sum(1)
+        return 100 * float(np.mean(total.diagonal()[shown > 0] / shown[shown > 0]))
+
+    for gap in content["comparisons"]:
+        again = [c for c in content["again"] if gap["variant"] in c["beside"] and c["variant"] == gap["against"]]
+        sides = (content["cells"], gap["variant"]), (again or content["cells"], gap["against"])
+        mine, base = (
+            {(c["seed"], c["fold"]): c for c in side if c["variant"] == name and "final" in c} for side, name in sides
+        )
+        common = [at for at in mine if at in base]
+        ours, theirs = (recall([s[at] for at in common], gap["model"], gap["predictor"]) for s in (mine, base))
+        assert len(common) == gap["cells"] and ours - theirs == pytest.approx(gap["pooled_recall"][0], abs=0.011), gap
 
 
 def test_the_readme_carries_the_headline_whatever_it_says():
@@ -87,7 +110,8 @@ def collected(folder, committed, run):
 def test_a_later_run_adds_rows_and_leaves_those_that_are_there(tmp_path, committed):
     run = later_run(committed, again={"config_hash": "of another version"})
     found = collected(tmp_path, committed, run)
-    assert found["again"] == [cell for cell in run["cells"] if cell["variant"] == "fedavg"]
+    references = [cell for cell in run["cells"] if cell["variant"] == "fedavg"]
+    assert found["again"] == [cell | {"beside": ["fedbabu+npr"]} for cell in references]
     for part in ("cells", "summary", "comparisons", "choices"):
         old = [entry for entry in found[part] if entry["variant"] != "fedbabu+npr"]
         assert sorted(map(str, old)) == sorted(map(str, committed[part])), "intervals too, though predictions are gone"
