@@ -220,8 +220,9 @@ def paper_rows(results: Json, dataset: Dataset) -> list[Json]:
             "row": label,
             "paper": figures[at : at + 2],
             "paper_gain": gain[at : at + 2],
-            "ours": _find(results, method),
-            "without": _find(results, _without_npr(method)),
+            "ours": (ours := _find(results, method)),
+            "without": (without := _find(results, _without_npr(method))),
+            "gain": [_gain(results, ours, without, figure) for figure in ("mean_bacc", "mean_bauc")],
         }
         for label, method, figures, gain in TABLE_E
     ]
@@ -260,7 +261,8 @@ def _what_differs(results: Json) -> str:
 
 
 def _paper_table(table: PaperTable, results: Json, dataset: Dataset) -> str:
-    header = ("row", "paper bACC", "ours bACC", "model, predictor", "paper bAUC", "ours bAUC", "ours pooled recall")
+    header = ("row", "paper bACC", "ours bACC", "model, predictor", "folds x seeds", "paper bAUC", "ours bAUC",
+              "ours pooled recall")
     rows = []
     for row in table.rows:
         (bacc, bacc_sd), (bauc, bauc_sd) = row.figures(dataset)
@@ -270,7 +272,7 @@ def _paper_table(table: PaperTable, results: Json, dataset: Dataset) -> str:
                 row.label,
                 f"{bacc:.1f}±{bacc_sd:.1f}",
                 _interval(ours["mean_bacc"]) if ours else "not run",
-                f"{ours['kind']}, {ours['predictor']}" if ours else "",
+                *_of_what(ours),
                 f"{bauc:.1f}±{bauc_sd:.1f}",
                 _spread(ours["mean_bauc"]) if ours else "not run",
                 _interval(ours["pooled_recall"]) if ours else "",
@@ -279,31 +281,63 @@ def _paper_table(table: PaperTable, results: Json, dataset: Dataset) -> str:
     return f"### Table {table.name}: {table.title} ({dataset.upper()})\n\n{markdown(header, rows)}\n"
 
 
+def _of_what(ours: Json | None) -> tuple[str, str]:
+    """Model and predictor of our figure, and the cells that it is the mean of."""
+    if ours is None:
+        return "", ""
+    folds, seeds = len(ours["folds"]), len(ours["seeds"])
+    size = f"{folds} x {seeds}" if ours["cells"] == folds * seeds else f"{ours['cells']} cells"
+    return f"{ours['kind']}, {ours['predictor']}", size
+
+
 def _table_e(results: Json, dataset: Dataset) -> str:
-    """Gains by adding NPR; ours are differences of our own means over sites."""
-    header = ("row", "paper bACC (gain)", "ours bACC (gain)", "paper bAUC (gain)", "ours bAUC (gain)")
+    """Gains by adding NPR; ours are differences of means over sites, on the folds and seeds that both rows have."""
+    header = ("row", "paper bACC (gain)", "ours bACC (gain)", "model, predictor", "folds x seeds", "paper bAUC (gain)",
+              "ours bAUC (gain)")
     rows = []
     at = 0 if dataset == "isic" else 2
     for label, method, figures, gains in TABLE_E:
         ours, without = _find(results, method), _find(results, _without_npr(method))
+        told = [_with_gain(results, ours, without, figure) for figure in ("mean_bacc", "mean_bauc")]
         rows.append(
             (
                 label,
                 f"{figures[at]:.1f} ({gains[at]:+.1f})",
-                _gain(ours, without, "mean_bacc"),
+                told[0],
+                *_of_what(ours),
                 f"{figures[at + 1]:.1f} ({gains[at + 1]:+.1f})",
-                _gain(ours, without, "mean_bauc"),
+                told[1],
             )
         )
     return f"### Table E: NPR added to other methods ({dataset.upper()})\n\n{markdown(header, rows)}\n"
 
 
-def _gain(ours: Json | None, without: Json | None, field: str) -> str:
+def _with_gain(results: Json, ours: Json | None, without: Json | None, field: str) -> str:
     if ours is None:
         return "not run"
-    if without is None:
-        return f"{ours[field][0]:.1f}"
-    return f"{ours[field][0]:.1f} ({ours[field][0] - without[field][0]:+.1f})"
+    if not ours[field]:
+        return "none"
+    gain = _gain(results, ours, without, field)
+    return f"{ours[field][0]:.1f}" + ("" if gain is None else f" ({gain:+.1f})")
+
+
+def _gain(results: Json, ours: Json | None, without: Json | None, field: str) -> float | None:
+    """The mean difference over the cells that both rows have: folds differ by more than methods do."""
+    if ours is None or without is None:
+        return None
+    mine, base = (_by_cell(results, row, field) for row in (ours, without))
+    common = [mine[at] - base[at] for at in mine if at in base]
+    return 100 * sum(common) / len(common) if common else None
+
+
+def _by_cell(results: Json, row: Json, field: str) -> dict[tuple[object, object], float]:
+    """The row's figure in each cell, by seed and fold; a cell that has none is left out."""
+    found = {
+        (cell["seed"], cell["fold"]): cell.get("final", {}).get(row["kind"], {}).get(row["predictor"], {}).get(field)
+        for cell in results["cells"]
+        if cell.get("variant") == row["variant"]
+    }
+    return {at: value for at, value in found.items() if value is not None}
 
 
 def _find(results: Json, method: str, options: Mapping[str, object] | None = None) -> Json | None:

@@ -3,6 +3,7 @@
 import pytest
 
 from lazaret.errors import ConfigError
+from npr.config import TrainConfig
 from npr.lab.plan import Settings
 from npr.lab.request import PRESETS, make_plan, preset, train_config
 from npr.methods import registry
@@ -37,6 +38,18 @@ def test_prediction_is_not_a_setting_of_training(key):
     with pytest.raises(ConfigError, match=f"'{key}' is not a setting of training") as caught:
         make_plan(preset("quick"), train={key: "head"})
     assert "every predictor" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_what_a_method_was_registered_to_predict_with_stays_out_of_a_comparison(name):
+    plan = make_plan(preset("quick"), methods=[name])
+    assert registry.build(train_config(plan.settings, plan.cells[0])).prototype_share == 0.0
+
+
+def test_twin_with_its_own_default_a_method_would_enter_with_another_predictor():
+    """What a site predicts with: without the rule above FedNPR-Per alone would be compared by a mixture."""
+    shares = {name: registry.build(TrainConfig(method=name)).prototype_share for name in ("fedper", "fednpr-per")}
+    assert shares == {"fedper": 0.0, "fednpr-per": 0.5}
 
 
 def test_a_methods_own_options_reach_it():

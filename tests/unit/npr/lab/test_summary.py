@@ -155,6 +155,7 @@ def test_the_papers_tables_stand_beside_ours(cells):
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
     assert "69.5±0.6" in lines["FedAvg"] and "37.5 [" in lines["FedAvg"] and "local, head" in lines["FedAvg"]
     assert "What differs from the paper: images (generated at 32 px" in text and "folds (0; five)" in text
+    assert "| 1 x 2 " in lines["FedAvg"], "one fold and two seeds: rows are not of the same folds"
     assert "76.2±0.9" in lines["FedNPR-Per"] and "not run" in lines["MOON"]
     assert "not run" not in lines["K=4"], "the run's own setting of K is the paper's row K=4"
     assert "not run" in lines["K=2"]
@@ -187,6 +188,26 @@ def test_the_papers_rows_are_of_the_models_the_methods_are_for(tmp_path):
         "CReFF": "global", "FedBABU": "personal", "FedNPR": "local", "FedAvg + NPR": "local",
     }
     assert {row["predictor"] for row in found.values()} == {"head"}
+
+
+def test_a_gain_is_of_the_folds_that_both_rows_have(tmp_path):
+    """Fold 1 is the easier one, and only the row without NPR has it: that must not look like a loss."""
+    def parts(a, b):
+        return {"personal": [predictions("a", [0, 0, 1, 1], a, seed=0), predictions("b", [2], b, seed=0)]}
+
+    made = [
+        cell(tmp_path, "fedbabu", 0, parts([0, 1, 1, 1], [0])),
+        cell(tmp_path, "fedbabu", 0, parts([0, 0, 1, 1], [2]), fold=1),
+        cell(tmp_path, "fedbabu+npr", 0, parts([0, 0, 1, 1], [0])),
+    ]
+    told = results((tmp_path, made))
+    row = next(row for row in paper_rows(told, "isic") if row["row"] == "FedBABU + NPR")
+    assert row["without"]["mean_bacc"][0] == 68.75 and row["ours"]["mean_bacc"][0] == 50.0
+    assert row["gain"][0] == pytest.approx(12.5)
+    line = next(line for line in paper_comparison(told, "isic").splitlines() if line.startswith("| FedBABU + NPR"))
+    assert "50.0 (+12.5)" in line and "personal, head" in line and "1 x 1" in line
+    alone = told | {"cells": made[1:]}
+    assert next(row for row in paper_rows(alone, "isic") if row["row"] == "FedBABU + NPR")["gain"] == [None, None]
 
 
 def test_an_ablation_joins_what_differs_in_one_option_alone(cells):
