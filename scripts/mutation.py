@@ -10,6 +10,7 @@ wherever those are held.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import io
 import json
@@ -18,7 +19,8 @@ import signal
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -51,6 +53,11 @@ class Mutant:
     @property
     def name(self) -> str:
         return f"{self.file}: {self.was.strip().splitlines()[0]}"
+
+    @property
+    def key(self) -> str:
+        """Tells the change from all others, in the file of results."""
+        return hashlib.sha256("\0".join((self.file, self.was, self.now)).encode()).hexdigest()[:16]
 
     def source(self) -> str:
         """The module with the change."""
@@ -165,9 +172,13 @@ def judge(mutant: Mutant) -> tuple[str, str]:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--only", default="", help="Only mutants whose name contains this.")
-def main(as_json: bool, only: str) -> None:
+@click.option("--into", type=click.Path(path_type=Path), help="Keep the verdicts here, beside those of other runs.")
+@click.option("--missing", is_flag=True, help="Only mutants of which the file of --into has no verdict.")
+def main(as_json: bool, only: str, into: Path | None, missing: bool) -> None:
     """Change security-relevant lines one at a time; every change must be noticed or explained."""
-    chosen = [mutant for mutant in read_mutants() if only in mutant.name]
+    known = json.loads(into.read_text())["verdicts"] if into is not None and into.exists() else {}
+    listed = read_mutants()
+    chosen = [m for m in listed if only in m.name and not (missing and m.key in known)]
     tests = tuple(sorted({test for mutant in chosen for test in mutant.tests}))
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "vectors")]
     for mutant in chosen:
@@ -175,24 +186,35 @@ def main(as_json: bool, only: str) -> None:
     # What all of them need is imported once.
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", *tests])
-    verdicts: dict[str, list[str]] = {"killed": [], "explained": [], "survived": []}
+    verdicts: dict[str, str] = {}
     for number, mutant in enumerate(chosen, start=1):
         began = time.monotonic()
         verdict, noticed = judge(mutant)
-        verdicts[verdict].append(mutant.name)
+        verdicts[mutant.key] = verdict
+        if into is not None:
+            kept = report_of(listed, known | verdicts)
+            into.write_text(json.dumps(kept, indent=1) + "\n")
         took = f"{time.monotonic() - began:.0f} s"
         click.echo(f"{number}/{len(chosen)} {verdict} {noticed} {took}: {mutant.name}", err=True)
-    report = {
-        "mutants": len(chosen),
-        "killed": len(verdicts["killed"]),
-        "explained": len(verdicts["explained"]),
-        "survived": verdicts["survived"],
-    }
+    report = report_of(chosen, verdicts)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
-        click.echo(", ".join(f"{name} {value}" for name, value in report.items() if name != "survived"))
-    sys.exit(1 if verdicts["survived"] else 0)
+        click.echo(", ".join(f"{name} {report[name]}" for name in ("mutants", "killed", "explained")))
+    sys.exit(1 if report["survived"] else 0)
+
+
+def report_of(mutants: Sequence[Mutant], verdicts: Mapping[str, str]) -> dict[str, Any]:
+    """The figures over those of these mutants that have a verdict; nothing of others is kept."""
+    found = {mutant.key: verdicts[mutant.key] for mutant in mutants if mutant.key in verdicts}
+    counts = Counter(found.values())
+    return {
+        "mutants": len(found),
+        "killed": counts["killed"],
+        "explained": counts["explained"],
+        "survived": [mutant.name for mutant in mutants if found.get(mutant.key) == "survived"],
+        "verdicts": found,
+    }
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def build(
         coordinator=coordinator,
         model=_model(plan, model, initial_state),
         training=_training(plan, model, _plugin(plan, model, plugin)),
-        aggregation=_aggregation(plan, len(roster), layout),
+        aggregation=_aggregation(plan, len(roster), layout, previous),
         audit=_audit(plan, len(roster)),
         timing=Timing(**plan.timing.model_dump(exclude={"manifest_days"})),
         privacy=_privacy(plan),
@@ -430,7 +430,7 @@ def _setting(value: bool | int | float | str) -> Setting:
     return decimal_text(value) if isinstance(value, float) else value
 
 
-def _aggregation(plan: FederationPlan, sites: int, layout: Layout) -> Aggregation:
+def _aggregation(plan: FederationPlan, sites: int, layout: Layout, previous: Manifest | None) -> Aggregation:
     asked = plan.aggregation
     colluders, least = _thresholds(plan, sites)
     return Aggregation(
@@ -442,7 +442,7 @@ def _aggregation(plan: FederationPlan, sites: int, layout: Layout) -> Aggregatio
         server_rule="mean",
         movement_window=asked.movement_window,
         movement_factor=decimal_text(asked.movement_factor),
-        groups=_groups(asked),
+        groups=_groups(plan, previous),
         layout=layout,
     )
 
@@ -455,12 +455,22 @@ def _thresholds(plan: FederationPlan, sites: int) -> tuple[int, int]:
     return colluders, asked.least_survivors or (2 if sites == 2 else thresholds.LEAST_SURVIVORS)
 
 
-def _groups(asked: AggregationPlan) -> GroupTable | None:
+def _groups(plan: FederationPlan, previous: Manifest | None) -> GroupTable | None:
+    asked, before = plan.aggregation, None
+    if previous is not None and previous.run == plan.run and previous.aggregation.groups is not None:
+        before = previous.aggregation.groups.shown or previous.digest.hex()
     if asked.groups is None:
         if asked.secrets:
             raise ConfigError("secrets of a draw, but no groups", where="federation.toml [aggregation] groups")
         return None
-    return GroupTable(count=asked.groups, combine=asked.combine, secrets=dict(sorted(asked.secrets.items())))
+    secrets = dict(sorted(asked.secrets.items()))
+    if secrets and before is None:
+        raise ConfigError(
+            f"secrets of a draw, but no manifest of run {plan.run!r} has shown the commitments",
+            where="federation.toml [aggregation.secrets]",
+            hint="publish with `groups` and without secrets first; then each site prints its own (`site-agent draw`)",
+        )
+    return GroupTable(count=asked.groups, combine=asked.combine, secrets=secrets, shown=before if secrets else None)
 
 
 def _audit(plan: FederationPlan, sites: int) -> Audit:

@@ -230,11 +230,13 @@ class GroupTable(Document):
     """Groups of sites whose sums are combined by a median; drawn once all sites have opened their secrets.
 
     :ivar secrets: of all sites that were listed then; empty before the draw, and nobody trains.
+    :ivar shown: the manifest that showed their commitments, once the secrets are opened.
     """
 
     count: Annotated[int, Field(ge=3, le=MAX_ROSTER)]
     combine: Literal["median", "trimmed-mean"]
     secrets: dict[Name, Hash]
+    shown: Hash | None
 
 
 class Aggregation(Document):
@@ -253,7 +255,7 @@ class Aggregation(Document):
 
 
 class Audit(Document):
-    """How the sum is checked, and how long a site continues without witnesses of its log.
+    """How the sum is checked, and how many rounds of a log may be without a witness.
 
     :param vote_drop: sites vote on each model: by how much its balanced accuracy on a site's validation side may be
         below that of the model before it; None: there is no vote.

@@ -299,10 +299,11 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
 def groups_of(numbers: Aggregation) -> Groups | None:
     """The groups that were drawn; None without groups, and before the draw."""
     table = numbers.groups
-    if table is None or not table.secrets:
+    if table is None or table.shown is None:
         return None
     secrets = {site: bytes.fromhex(text) for site, text in table.secrets.items()}
-    return Groups(drawn(secrets, table.count), c=numbers.colluders, m=numbers.least_survivors, combine=table.combine)
+    members = drawn(secrets, table.count, bytes.fromhex(table.shown))
+    return Groups(members, c=numbers.colluders, m=numbers.least_survivors, combine=table.combine)
 
 
 def movement_rule(numbers: Aggregation) -> MovementRule:

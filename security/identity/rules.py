@@ -349,9 +349,9 @@ def check_groups(manifest: Manifest) -> None:
             where=_where(manifest),
             hint=f"with colluders = {numbers.colluders}, at least {count} groups of {least} sites are needed",
         )
-    if not table.secrets:
-        return
-    for member in manifest.roster:
+    if (table.shown is None) == bool(table.secrets):
+        raise ManifestRejected("names the manifest that showed commitments with secrets alone", where=_where(manifest))
+    for member in manifest.roster if table.secrets else ():
         opened = bytes.fromhex(table.secrets.get(member.id, ""))
         if groups.draw_commitment(member.id, opened).hex() != member.draw:
             raise ManifestRejected(

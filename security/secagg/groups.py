@@ -102,18 +102,22 @@ class Groups:
 
 
 # The draw. Every site commits to a secret when it enrols; a manifest shows all commitments; then the secrets are
-# opened, and decide together. Nobody can choose its group, or who is beside it, as long as one site is honest.
+# opened, and decide together with that manifest. Nobody can choose its group, or who is beside it, as long as one site
+# is honest. The secrets alone would not do: those of an earlier run are known to a site that enrols after it.
 
 
 def draw_commitment(site: str, secret: bytes) -> bytes:
     return digest(labels.DRAW_COMMITMENT, encoding.text(site), encoding.tlv(secret))
 
 
-def drawn(secrets: Mapping[str, bytes], count: int) -> tuple[tuple[str, ...], ...]:
-    """Groups of equal size, up to one site, from the opened secrets of all sites."""
+def drawn(secrets: Mapping[str, bytes], count: int, shown: bytes) -> tuple[tuple[str, ...], ...]:
+    """Groups of equal size, up to one site, from the opened secrets of all sites.
+
+    :param shown: digest of the manifest that showed the commitments: nobody knew it when he committed.
+    """
     named = sorted(secrets.items(), key=lambda item: item[0].encode())
     seed = encoding.array(encoding.text(site) + encoding.tlv(secret) for site, secret in named)
-    order = sorted(secrets, key=lambda site: digest(labels.DRAW_ORDER, seed, encoding.text(site)))
+    order = sorted(secrets, key=lambda site: digest(labels.DRAW_ORDER, shown, seed, encoding.text(site)))
     return tuple(tuple(sorted(order[number::count], key=str.encode)) for number in range(count))
 
 

@@ -18,6 +18,7 @@ from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.disputes import Disputes
 from security.secagg.coordinator.rounds import BlameBook
 from security.secagg.coordinator.uploads import Timeouts
+from security.secagg.effects import Effects
 from security.secagg.site import dispute_checks
 from tests.support import cheats
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_safe, evil
@@ -170,10 +171,10 @@ def pass_time(run: EvilCoordinator, until_ms: int) -> None:
         run._do_coordinator(effects)
 
 
-def begin(run: EvilCoordinator) -> CoordinatorAttempt:
+def begin(run: EvilCoordinator, number: int = 1) -> CoordinatorAttempt:
     """All time limits are alike: what is asked for at the end of one is due after the end of another."""
     run.core.timeouts = Timeouts(step_ms=STEP, upload_ms=STEP)
-    run.open_round()
+    run.open_round(number)
     return run.launch(run.plan())
 
 
@@ -230,6 +231,47 @@ def test_later_accusations_keep_nobody_waiting() -> None:
     assert attempt.deadline is not None
     pass_time(run, attempt.deadline)
     assert attempt.survivors is not None and not run.book.silence
+
+
+# Accusations of an honest dealer that has restarted: its secrets of the attempt were in memory only.
+
+
+def accused_after_a_restart() -> EvilCoordinator:
+    """In three rounds the victim's machine restarts during the aggregation, and the liar accuses it then."""
+    run = evil(5, c=1, wide=False)
+    for number in (1, 2, 3):
+        run.rules.clear()
+        run.lose(messages.UploadFrame, by=VICTIM)
+        run.lose(messages.UploadFrame, by=run.colluders[0])
+        attempt = begin(run, number)
+        run.restart_site(VICTIM)
+        run.pump()
+        assert VICTIM in attempt.aborts
+        accuse(run, run.colluders[0], VICTIM)
+        pass_time(run, run.core.clock.mono_ms() + 2 * STEP)
+        run.pump()
+        assert attempt.publication is None, "the next attempt is held without the dealer"
+    return run
+
+
+def test_a_dealer_that_restarts_is_not_named_a_liar() -> None:
+    run = accused_after_a_restart()
+    assert not run.book.silence and not run.book.excluded
+
+
+def test_a_dealer_that_restarts_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were its abort no answer, three restarts and one liar would exclude it until the consortium renews it."""
+    whole = CoordinatorAttempt._close_uploads
+
+    def without_aborts(self: CoordinatorAttempt) -> Effects:
+        known, self.aborts = self.aborts, {}
+        try:
+            return whole(self)
+        finally:
+            self.aborts = known
+
+    monkeypatch.setattr(CoordinatorAttempt, "_close_uploads", without_aborts)
+    assert accused_after_a_restart().book.excluded == {VICTIM: "no answer to accusations"}
 
 
 def answered_at_the_last_moment() -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """A32: listed sites try to stop a run: bad boxes, withheld messages, false accusations, wrong secrets, void sums.
 
 The coordinator is honest. With up to c of n = 4 to 7 sites against it, every round has a sum of all honest sites,
-within c + 3 attempts. At three sites there is nobody to go on without: the round is lost, and its cause names the liar.
+within c + 3 attempts. There are two exceptions, void sums, and wrong secrets of one liar together with the silence of
+another: after these the operators decide. At three sites there is nobody to go on without: the round is lost, and its
+cause names the liar.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import pytest
 from lazaret.errors import PolicyViolation
 from security.crypto import shamir
 from security.secagg import messages
+from security.secagg.certificates import Advert
 from security.secagg.context import SumVerdict
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.rounds import BlameBook, RoundLost
 from security.secagg.records import UpdatesPermitted
+from security.secagg.site import differences
 from security.secagg.site.journal import Journal
 from security.secrets import Secret
 from tests.support import cheats
@@ -159,6 +163,65 @@ def test_after_three_void_sums_each_operator_decides_twin(monkeypatch: pytest.Mo
         permit(run, name)
     for number in (4, 5):
         assert run.run_round(dict(run.updates(number))).total is None
+
+
+# A sum on the model exists that the next one could be compared with, and a liar stays away.
+
+
+def waits_for_its_operators(run: EvilCoordinator, number: int) -> None:
+    """Honest sites refuse a set without those who stay away now; then each operator decides, and there is a sum."""
+    honest = {name: words for name, words in run.updates(number).items() if name in run.honest}
+    assert run.run_round(dict(honest)).total is None
+    for name in run.honest:
+        error = assert_refused(run, name, PolicyViolation, "check_same_state_sums")
+        assert "site-agent permit" in (error.hint or "")
+        permit(run, name)
+    fresh = {name: words for name, words in run.updates(number + 1).items() if name in run.honest}
+    assert run.run_round(fresh).verdict is SumVerdict.GOOD
+
+
+@pytest.mark.parametrize("n", [4, 7])
+def test_a_liar_that_stays_away_after_a_void_sum(n: int) -> None:
+    run = evil(n, c=1, wide=False)
+    assert voided(run, 1).verdict is SumVerdict.VOID
+    waits_for_its_operators(run, 2)
+
+
+def test_a_liar_that_stays_away_after_a_void_sum_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the run waits for: without the rule it goes on, also if it is an honest site that is away, whose update is
+    then the difference of two sums (A13)."""
+    monkeypatch.setattr(differences, "check_same_state_sums", lambda *_: None)
+    run = evil(4, c=1, wide=False)
+    assert voided(run, 1).verdict is SumVerdict.VOID
+    assert run.run_round({n: w for n, w in run.updates(2).items() if n in run.honest}).total is not None
+
+
+def with_silent_repeats(monkeypatch: pytest.MonkeyPatch) -> EvilCoordinator:
+    """One liar shares another seed than it has committed to, a second one says nothing when the set is repeated."""
+    run = evil(7, colluders=2, c=2, wide=False)
+    dealer, silent = run.colluders
+    split = shamir.split
+
+    def cheat(secret: Secret, **options: Any) -> tuple[Secret, ...]:
+        attempt = run.machine(dealer).aggregation.attempt
+        return split(Secret(bytes(32)) if attempt is not None and secret is attempt.seed else secret, **options)
+
+    def keep(message: Advert, site: str) -> Advert | None:
+        attempt = run.machine(site).aggregation.attempt
+        return None if attempt is not None and attempt.context.repeats else message
+
+    monkeypatch.setattr(shamir, "split", cheat)
+    run.change(Advert, keep, by=silent)
+    return run
+
+
+def test_wrong_secrets_of_one_liar_and_silence_of_another_cost_a_round_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = with_silent_repeats(monkeypatch)
+    assert run.run_round(run.updates(1)).total is None
+    assert run.book.excluded == {run.colluders[0]: "fraud"} and run.book.strikes.keys() == {run.colluders[1]}
+    waits_for_its_operators(run, 2)
+    for number in (4, 5):
+        assert set(run.honest) <= set(run.run_round(run.updates(number)).survivors)
 
 
 def test_a_coordinator_that_leaves_the_dispute_open_twin(monkeypatch: pytest.MonkeyPatch) -> None:

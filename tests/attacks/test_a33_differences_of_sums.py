@@ -7,6 +7,10 @@ same model, where updates hardly differ, no site agrees to such a set (A13).
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import pytest
 
@@ -94,3 +98,48 @@ def test_a_sum_that_the_victim_is_not_shown_is_not_in_its_alarm(shown: bool) -> 
     assert run.machine().core.head.round == 3
     assert VICTIM in run.run_round(run.updates(4)).survivors
     assert bool(alarms(run, VICTIM)) is shown
+
+
+# Cohorts chosen so that a site computes for days which colluders would show it.
+
+
+def busy_cohorts() -> list[list[str]]:
+    """Of a hundred sites, thirty pairs come and go, each pair together: 33 colluders are 16 of them."""
+    chance = random.Random(1)
+    pairs = [{f"site-{2 * k:03d}", f"site-{2 * k + 1:03d}"} for k in range(30)]
+    everybody = {f"site-{k:03d}" for k in range(100)}
+    away = [[pair for pair in pairs if chance.random() < 0.3] for _ in range(64)]
+    return [sorted(everybody.difference(*pairs)) for pairs in away]
+
+
+STEPS = 100_000
+
+
+def count_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that has looked at so many choices without one to try has no end in sight."""
+    counted = itertools.count(1)
+
+    def counting(values: Sequence[int]) -> int:
+        assert next(counted) < STEPS, "no end in sight"
+        return sum(int(value) for value in values)
+
+    monkeypatch.setattr(differences, "sum", counting, raising=False)
+
+
+def test_chosen_cohorts_do_not_keep_a_site_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    count_steps(monkeypatch)
+    assert differences.leverage(busy_cohorts(), "site-099", c=33) == 0
+
+
+def test_chosen_cohorts_keep_a_site_busy_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every choice of so many places in turn, also where the cheapest of them cost too much."""
+
+    def all_places(costs: Sequence[int], size: int, budget: int, first: int = 0) -> Iterator[tuple[int, ...]]:
+        for places in itertools.combinations(range(first, len(costs)), size):
+            if differences.sum([costs[place] for place in places]) <= budget:  # type: ignore[attr-defined]
+                yield places
+
+    monkeypatch.setattr(differences, "_within", all_places)
+    count_steps(monkeypatch)
+    with pytest.raises(AssertionError, match="no end in sight"):
+        differences.leverage(busy_cohorts(), "site-099", c=33)

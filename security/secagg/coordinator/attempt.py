@@ -296,9 +296,9 @@ class CoordinatorAttempt:
     def _close_uploads(self) -> Effects:
         if self.disputes.open:
             # Without the accuser a liar among the dealers would decide who is summed: it is named, and the next
-            # attempt is held without it (section 11).
+            # attempt is held without it (section 11). One that has aborted cannot answer: it was away, as others are.
             self.missing = self.disputes.silent
-            named = tuple(Blamed(site, SILENT) for site in self.missing)
+            named = tuple(Blamed(site, SILENT) for site in self.missing if site not in self.aborts)
             return (*named, *self._ask_aborts(_E.DROP))
         self.missing = tuple(site for site in self.context.sites if site not in self.uploads.complete)
         for site in self.missing:

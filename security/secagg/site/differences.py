@@ -56,10 +56,25 @@ def _affordable(groups: dict[tuple[bool, ...], int], c: int) -> Iterator[frozens
     Those with most patterns come first: what a larger choice cannot isolate, a part of it cannot either.
     """
     cheap = sorted((pattern for pattern, count in groups.items() if count <= c), key=lambda pattern: groups[pattern])
+    costs = [groups[pattern] for pattern in cheap]
     for size in range(min(c, len(cheap)), -1, -1):
-        for chosen in itertools.combinations(cheap, size):
-            if sum(groups[pattern] for pattern in chosen) <= c:
-                yield frozenset(chosen)
+        for chosen in _within(costs, size, c):
+            yield frozenset(cheap[place] for place in chosen)
+
+
+def _within(costs: Sequence[int], size: int, budget: int, first: int = 0) -> Iterator[tuple[int, ...]]:
+    """Every choice of `size` places, from `first` on, whose costs are together within the budget; costs ascend.
+
+    It looks into no branch that holds none: whoever chooses cohorts could otherwise keep a site busy for days.
+    """
+    if size == 0:
+        yield ()
+        return
+    for place in range(first, len(costs) - size + 1):
+        if sum(costs[place : place + size]) > budget:
+            return  # these are the cheapest that are left
+        for rest in _within(costs, size - 1, budget - costs[place], place + 1):
+            yield (place, *rest)
 
 
 def _isolation(own: tuple[bool, ...], hidden: Sequence[tuple[bool, ...]]) -> float:

@@ -171,7 +171,7 @@ def replace_run(manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"run": "run-3", "version": manifest.version + 1})
 
 
-GROUPS = GroupTable(count=3, combine="median", secrets={})
+GROUPS = GroupTable(count=3, combine="median", secrets={}, shown=None)
 
 
 @pytest.mark.parametrize(

@@ -135,10 +135,10 @@ def groups(table: Entry | None) -> list[list[str]]:
     """The groups that the secrets of a draw give; none without secrets."""
     if table is None or not table["secrets"]:
         return []
-    secrets = {site: bytes.fromhex(text) for site, text in table["secrets"].items()}
+    shown, secrets = bytes.fromhex(table["shown"]), {site: bytes.fromhex(x) for site, x in table["secrets"].items()}
     names = sorted(secrets, key=str.encode)
     listed = len(names).to_bytes(4, "big") + b"".join(tlv(site) + tlv(secrets[site]) for site in names)
-    names.sort(key=lambda site: sha256(b"FLSA1/draw-order\0" + listed + tlv(site)).digest())
+    names.sort(key=lambda site: sha256(b"FLSA1/draw-order\0" + shown + listed + tlv(site)).digest())
     return [sorted(names[number :: table["count"]], key=str.encode) for number in range(table["count"])]
 
 

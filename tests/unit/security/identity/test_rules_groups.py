@@ -20,6 +20,9 @@ NINE = tuple(f"site{number}" for number in range(9))
 GROUPS = "\n[aggregation]\ncolluders = 1\nweight_cap = 256\ngroups = 3\n"
 
 
+SHOWN = b"m" * 32
+
+
 def secrets(world: World, sites: tuple[str, ...] = NINE) -> str:
     lines = (f'{name} = "{world.identity(name).draw_secret().hex()}"' for name in sites)
     return "[aggregation.secrets]\n" + "\n".join(lines) + "\n"
@@ -60,9 +63,9 @@ def test_all_secrets_together_give_the_groups(both: tuple[Manifest, Manifest]) -
 
 def test_every_secret_changes_the_draw() -> None:
     known = {name: bytes([number]) * 32 for number, name in enumerate(NINE)}
-    first = drawn(known, 3)
-    others = [drawn(known | {name: b"x" * 32}, 3) for name in NINE]
-    assert all(other != first for other in others)
+    first = drawn(known, 3, SHOWN)
+    others = [drawn(known | {name: b"x" * 32}, 3, SHOWN) for name in NINE]
+    assert all(other != first for other in [*others, drawn(known, 3, bytes(32))])
     assert draw_commitment("a", b"1" * 32) != draw_commitment("b", b"1" * 32), "a commitment cannot be copied"
 
 
@@ -116,7 +119,8 @@ def test_groups_stay_for_the_whole_run(both: tuple[Manifest, Manifest]) -> None:
     succession.accept_newer(second, next_of(second, second))
     faults = [
         (second, changed(second, combine="trimmed-mean")),
-        (second, changed(second, secrets={})),
+        (second, changed(second, secrets={}, shown=None)),
+        (second, changed(second, shown="11" * 32)),
         (second, first.model_copy(update={"aggregation": first.aggregation.model_copy(update={"groups": None})})),
     ]
     for before, offered in faults:
@@ -136,6 +140,60 @@ def test_secrets_open_only_what_was_public_before(both: tuple[Manifest, Manifest
         succession.accept_newer(None, second.model_copy(update={"version": 1, "previous": None}))
     with pytest.raises(ManifestRejected, match="first manifest of the run"):
         succession.accept_newer(other := first.model_copy(update={"run": "run-0"}), next_of(other, second))
+
+
+# A second run, when the secrets of the first draw are known to everybody.
+
+
+TRIES = 12
+
+
+def beside_the_victim(world: World, *, blind: bool) -> int:
+    """site4 enrols anew when all other secrets are known, and finds twelve secrets with each of which it would be
+    beside its friend and the victim in the coming draw, as far as it can foresee it. Returns with how many it is."""
+    wanted = {"site4", "site8", "site0"}
+
+    def beside(parts: tuple[tuple[str, ...], ...]) -> bool:
+        return any(wanted == set(part) for part in parts)
+
+    known = {name: world.identity(name).draw_secret() for name in NINE}
+    tried = (number.to_bytes(32, "big") for number in range(5000))
+    fitting = [secret for secret in tried if beside(drawn(known | {"site4": secret}, 3, bytes(32)))][:TRIES]
+    world.write_plan(PLAN.replace("run-1", "run-2") + GROUPS)
+    shown = bytes(32) if blind else world.publish().digest
+    return sum(beside(drawn(known | {"site4": secret}, 3, shown)) for secret in fitting)
+
+
+@pytest.fixture
+def later(tmp_path: Path) -> World:
+    return World.make(tmp_path, NINE)
+
+
+def test_who_enrols_after_a_draw_cannot_fit_its_secret_to_those_that_were_opened(later: World) -> None:
+    assert beside_the_victim(later, blind=False) < TRIES // 2, "of 28 secrets one is good by chance"
+
+
+def test_who_enrols_after_a_draw_twin(later: World) -> None:
+    """Secrets alone, as if every draw followed the same manifest."""
+    assert beside_the_victim(later, blind=True) == TRIES
+
+
+def test_a_draw_follows_the_manifest_that_showed_the_commitments(both: tuple[Manifest, Manifest]) -> None:
+    first, second = both
+    assert second.aggregation.groups is not None and second.aggregation.groups.shown == first.digest.hex()
+    with pytest.raises(ManifestRejected, match="not committed to before"):
+        succession.accept_newer(first, changed(second, shown="11" * 32))
+    with pytest.raises(ManifestRejected, match="with secrets alone"):
+        rules.check_groups(changed(second, shown=None))
+    with pytest.raises(ManifestRejected, match="with secrets alone"):
+        rules.check_groups(changed(first, shown="11" * 32))
+
+
+def test_secrets_before_commitments_are_not_published(tmp_path: Path) -> None:
+    world = World.make(tmp_path, NINE)
+    world.write_plan(PLAN + GROUPS + secrets(world))
+    with pytest.raises(ConfigError, match="has shown the commitments"):
+        world.publish()
 
 
 def test_too_few_sites_are_refused_when_it_is_published(tmp_path: Path) -> None:
