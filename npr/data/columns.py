@@ -9,7 +9,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -112,6 +112,7 @@ def _kind(values: NDArray[Any]) -> str:
 
 # No UTF-8 text begins like this, so a packed table needs no other name.
 _GZIP = b"\x1f\x8b"
+_MARK = b"\xef\xbb\xbf"  # with which some programs begin UTF-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,34 +139,66 @@ def read_table(
     *,
     known: Sequence[str] = (),
     refuse: Callable[[DataError], None] = _raise,
+    each: bool = False,
 ) -> CsvTable:
     """All rows, each with exactly the header's fields.
 
     :param needed: columns that must be there.
     :param known: what a hint lists where one is not; `needed` if left out.
     :param refuse: takes what is wrong with a row; if it returns, the row is left out.
+    :param each: a row is a line, whatever the others are: for data under differential privacy. Otherwise a field in
+        quotes may go over several lines, and what is no CSV is refused as a whole.
     """
-    reader = csv.DictReader(io.StringIO(text_of(path), newline=""), strict=True)
-    try:
-        columns = tuple(reader.fieldnames or ())
-        for name in needed:
-            if name not in columns:
-                hint = f"columns: {', '.join(known or needed)}"
-                raise DataError(f"column {name!r} is missing", where=f"{path.name} row 1", hint=hint)
-        entries = list[ColumnEntry]()
-        for fields in reader:
-            where = f"{path.name} row {reader.line_num}"
-            if None in fields or None in fields.values():
-                refuse(DataError("more or fewer fields than the header", where=where))
-            else:
-                entries.append(ColumnEntry(where=where, fields={name: value.strip() for name, value in fields.items()}))
-    except csv.Error as error:
-        # The reader still counts the row before: a quote left open is found only at the end of the file.
-        where = f"{path.name} row {reader.line_num + 1}"
-        raise DataError(
-            f"not a UTF-8 CSV file ({type(error).__name__})", where=where, hint="check for a quote that is not closed"
-        ) from None
+    lines = _each_line(path, refuse) if each else _whole_text(path)
+    columns = tuple(next((values for _, values in lines if values), ()))
+    for name in needed:
+        if name not in columns:
+            hint = f"columns: {', '.join(known or needed)}"
+            raise DataError(f"column {name!r} is missing", where=f"{path.name} row 1", hint=hint)
+    entries = list[ColumnEntry]()
+    for number, values in lines:
+        where = f"{path.name} row {number}"
+        if len(values) == len(columns):
+            fields = {name: value.strip() for name, value in zip(columns, values, strict=True)}
+            entries.append(ColumnEntry(where=where, fields=fields))
+        elif values:
+            refuse(DataError("more or fewer fields than the header", where=where))
     return CsvTable(columns=columns, entries=tuple(entries))
+
+
+def _whole_text(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Rows as the format has them, also over several lines, each with the number of its last line."""
+    reader = csv.reader(io.StringIO(text_of(path), newline=""), strict=True)
+    whole = 0
+    try:
+        for values in reader:
+            whole = reader.line_num
+            yield whole, values
+    except csv.Error as error:
+        # Where a quote was left open, which is found only at the end of the file.
+        raise _no_csv(error, f"{path.name} row {whole + 1}") from None
+
+
+def _each_line(path: Path, refuse: Callable[[DataError], None]) -> Iterator[tuple[int, list[str]]]:
+    """Every line by itself: what one has, such as an open quote or letters of another encoding, changes no other."""
+    begun = False
+    for number, line in enumerate(_bytes(path).removeprefix(_MARK).splitlines(), start=1):
+        try:
+            values = next(csv.reader([line.decode("utf-8")], strict=True), [])
+        except (UnicodeDecodeError, csv.Error) as error:
+            found = _no_csv(error, f"{path.name} row {number}")
+            if not begun:
+                raise found from None
+            refuse(found)
+        else:
+            begun = begun or bool(values)
+            yield number, values
+
+
+def _no_csv(error: Exception, where: str) -> DataError:
+    encoded = isinstance(error, UnicodeDecodeError)
+    hint = "save the table as UTF-8" if encoded else "check for a quote that is not closed"
+    return DataError(f"not a UTF-8 CSV file ({type(error).__name__})", where=where, hint=hint)
 
 
 def text_of(path: Path) -> str:
@@ -175,11 +208,7 @@ def text_of(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         row = data.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"not a UTF-8 CSV file ({type(error).__name__})",
-            where=f"{path.name} row {row}",
-            hint="save the table as UTF-8",
-        ) from None
+        raise _no_csv(error, f"{path.name} row {row}") from None
 
 
 def _bytes(path: Path) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -128,7 +128,7 @@ def _by_identifier(
         storage.report(Fault(kind=FaultKind.EMPTY, error=error))
 
     known = ("image", *IDENTIFIERS, "label", *UNITS, "split", "site")
-    table = read_table(path, ("label",), known=known, refuse=refuse)
+    table = read_table(path, ("label",), known=known, refuse=refuse, each=storage.per_unit)
     keys = [name for name in IDENTIFIERS if name in table.columns]
     if "image" in table.columns or not keys:
         if files is None:
@@ -200,8 +200,11 @@ def is_dicom(path: Path) -> bool:
     """By suffix, or by the four letters after the preamble (DICOM PS3.10 section 7.1): archives leave suffixes out."""
     if path.suffix.lower() == ".dcm":
         return True
-    with path.open("rb") as file:
-        return file.read(132)[128:] == b"DICM"
+    try:
+        with path.open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError:  # a file that this user may not read is missing for the row that names it, and for nobody else
+        return False
 
 
 def header_units(paths: Sequence[Path], names: Sequence[str]) -> tuple[tuple[str, ...], str]:
@@ -234,7 +237,7 @@ def load_rsna(
     if len(splits) != 1:
         raise DataError(f"folder holds {len(splits)} split files, not one", where=str(path))
     images = next((path / name for name in ("stage_2_train", "images") if os.path.isdir(path / name)), path)
-    rows = read_rsna_split(splits[0], images)
+    rows = read_rsna_split(splits[0], images, storage.report)
     if labels == "many":
         found = read_rsna_labels(path / RSNA_LABELS, [row.id for row in rows])
         rows = [replace(row, label=SEPARATOR.join(found[row.id]) or NO_LABEL) for row in rows]
@@ -250,11 +253,14 @@ def load_rsna(
         split_grouped=False,
         labels=labels,
     )
-    units, kind = header_units([images / f"{name}.dcm" for name in catalogue.ids], catalogue.row_names)
+    paths = [images / f"{name}.dcm" for name in catalogue.ids]
+    if storage.per_unit:
+        return _by_patient(catalogue, paths, storage)
+    units, kind = header_units(paths, catalogue.row_names)
     return replace(catalogue, units=units, unit_kind=kind)
 
 
-def read_rsna_split(split: Path, images: Path) -> list[Row]:
+def read_rsna_split(split: Path, images: Path, report: Callable[[Fault], None]) -> list[Row]:
     """Rows of the split file: arrays image_id, label, client and fold of equal length, no pickles."""
     arrays = Arrays.read(split, ("image_id", "label", "client", "fold"))
     labels = arrays.numbers("label").tolist()
@@ -264,7 +270,9 @@ def read_rsna_split(split: Path, images: Path) -> list[Row]:
     for number, (image, label, client, fold) in enumerate(zip(ids, labels, clients, folds, strict=True)):
         where = f"{split.name} row {number}"
         if not 0 <= label < len(ICH_CLASSES):
-            raise DataError(f"label {label} is not one of {len(ICH_CLASSES)} classes", where=where)
+            error = DataError(f"label {label} is not one of {len(ICH_CLASSES)} classes", where=where)
+            report(Fault(kind=FaultKind.LABEL, error=error))
+            continue
         rows.append(
             Row(
                 id=image,

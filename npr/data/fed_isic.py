@@ -17,7 +17,7 @@ from npr.data.catalogue import Catalogue
 from npr.data.columns import ColumnEntry, read_table
 from npr.data.generated import ISIC_CLASSES, ISIC_SITES
 from npr.data.manifest import Decoding, Row, catalogue_of
-from npr.data.store import ImageStorage, open_image, squash
+from npr.data.store import Fault, FaultKind, ImageStorage, open_image, squash
 
 # Colour constancy and brightness of dermoscopy images, before they are resized to a square.
 
@@ -72,15 +72,15 @@ def load_fed_isic(
     split = next((path / name for name in SPLITS if os.path.isfile(path / name)), None)
     if split is None:
         raise DataError(f"split file {SPLITS[0]} is missing", where=str(path), hint="copy FLamby's file there")
-    lesions = _lesions(path / METADATA)
+    lesions = _lesions(path / METADATA, storage)
     # What FLamby has preprocessed already went through colour constancy once.
     fresh = images.name != INPUTS[1]
     return catalogue_of(
-        read_split(split, images, lesions),
+        read_split(split, images, lesions, storage),
         ISIC_CLASSES,
         name="fed-isic2019",
         where=split.name,
-        unit_kind="lesion" if lesions else "image",
+        unit_kind="image" if lesions is None else "lesion",
         decoding=decoding(image_size, colour_constancy and fresh, brightness),
         storage=storage,
         split_name="fold",
@@ -88,10 +88,21 @@ def load_fed_isic(
     )
 
 
-def read_split(split: Path, images: Path, lesions: dict[str, str] | None = None) -> list[Row]:
+def read_split(
+    split: Path, images: Path, lesions: dict[str, str] | None = None, storage: ImageStorage | None = None
+) -> list[Row]:
     """The rows of the split file; nothing is said yet about whether the images are there."""
-    table = read_table(split, ("image", "target", "center", "fold"))
-    return [_row(entry, images, lesions or {}) for entry in table.entries]
+    kept, rows = storage or ImageStorage(), list[Row]()
+
+    def refuse(error: DataError) -> None:
+        kept.report(Fault(kind=FaultKind.EMPTY, error=error))
+
+    for entry in read_table(split, ("image", "target", "center", "fold"), refuse=refuse, each=kept.per_unit).entries:
+        try:
+            rows.append(_row(entry, images, lesions or {}))
+        except DataError as error:
+            refuse(error)
+    return rows
 
 
 def _row(entry: ColumnEntry, images: Path, lesions: dict[str, str]) -> Row:
@@ -117,11 +128,16 @@ def _row(entry: ColumnEntry, images: Path, lesions: dict[str, str]) -> Row:
     )
 
 
-def _lesions(metadata: Path) -> dict[str, str] | None:
+def _lesions(metadata: Path, storage: ImageStorage) -> dict[str, str] | None:
     """The lesion of each image. A file without that column is refused: units would be images and be called lesions."""
     if not os.path.lexists(metadata):
         return None
-    table = read_table(metadata, ("image", "lesion_id"))
+    table = read_table(
+        metadata,
+        ("image", "lesion_id"),
+        refuse=lambda error: storage.report(Fault(kind=FaultKind.EMPTY, error=error)),
+        each=storage.per_unit,
+    )
     return {entry.fields["image"]: entry.fields["lesion_id"] for entry in table.entries}
 
 

@@ -251,7 +251,7 @@ def load_csv(
     :param expand: makes several rows of one, where a file holds several images.
     :param listed: reads a table that names its images in another way; None where this one does not.
     """
-    rows, unit_kind = listed(path, storage) or read_manifest(path, storage.report)
+    rows, unit_kind = listed(path, storage) or read_manifest(path, storage)
     rows = list(expand(rows)) if expand else rows
     return catalogue_of(
         rows,
@@ -265,13 +265,13 @@ def load_csv(
     )
 
 
-def read_manifest(path: Path, report: Callable[[Fault], None]) -> tuple[list[Row], str]:
+def read_manifest(path: Path, storage: ImageStorage) -> tuple[list[Row], str]:
     """The rows and what their unit is: the patient if there is such a column, else the lesion, the study, the image."""
 
     def refuse(error: DataError) -> None:
-        report(Fault(kind=FaultKind.EMPTY, error=error))
+        storage.report(Fault(kind=FaultKind.EMPTY, error=error))
 
-    table = read_table(path, ("image", "label"), known=COLUMNS, refuse=refuse)
+    table = read_table(path, ("image", "label"), known=COLUMNS, refuse=refuse, each=storage.per_unit)
     unit = _unit_of(table.columns, path)
     rows = list[Row]()
     for entry in table.entries:

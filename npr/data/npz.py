@@ -54,7 +54,7 @@ def _load(file: Path, _mtime: int, _size: int, image_size: int, storage: ImageSt
     bad = _faulty(file, labels, len(class_names), ids, units, storage)
     labels[sorted(bad)] = 0
     splits = {
-        name: NamedSplit(sides=_sides(file, arrays.words(name, rows)), grouped=grouped)
+        name: NamedSplit(sides=_sides(file, arrays.words(name, rows), storage), grouped=grouped)
         for name, grouped in SPLIT_COLUMNS.items()
         if name in arrays
     }
@@ -85,11 +85,13 @@ def _jpeg(arrays: Arrays) -> bytes:
     return values.tobytes()
 
 
-def _sides(file: Path, sides: tuple[str, ...]) -> tuple[str, ...]:
+def _sides(file: Path, sides: tuple[str, ...], storage: ImageStorage) -> tuple[str, ...]:
     for row, side in enumerate(sides):
         if side not in SIDES:
-            raise DataError("the split is unknown", where=f"{file.name} row {row}", hint=f"one of {', '.join(SIDES)}")
-    return sides
+            hint = f"one of {', '.join(SIDES)}"
+            error = DataError("the split is unknown", where=f"{file.name} row {row}", hint=hint)
+            storage.report(Fault(kind=FaultKind.SPLIT, error=error))
+    return tuple(side if side in SIDES else "" for side in sides)
 
 
 def _faulty(

@@ -311,7 +311,9 @@ class KeyedSides:
         )
         if isinstance(fold, int):
             return made
-        given = catalogue.splits[fold].sides
+        # A patient on two sides is on that of the first row, whatever the source says of its split.
+        named, side_of = zip(catalogue.units, catalogue.splits[fold].sides, strict=True), dict[str, str]()
+        given = [side_of.setdefault(unit, side) for unit, side in named]
         return tuple(own if side == "train" else side for side, own in zip(given, made, strict=True))
 
 

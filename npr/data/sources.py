@@ -168,6 +168,12 @@ def open_catalogue(
         raise ConfigError(f"image_size = {image_size} shows nothing", hint="use 8 or more")
     name = SourceName.parse(source)
     kept = storage or ImageStorage.from_environment()
+    if kept.per_unit and name.partition != PartitionSpec():
+        raise ConfigError(
+            "sites cannot be dealt under differential privacy: where one patient goes would depend on all others",
+            where=source,
+            hint="leave out ?partition=, and name the sites in a column `site`",
+        )
     if name.kind == "dicom" and channels is not None:
         name = replace(name, options={"channels": channels, **name.options})
     found = _load(name, image_size, seed, tuple(class_map) if class_map else class_names, kept, labels)

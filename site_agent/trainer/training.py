@@ -383,14 +383,17 @@ class PrivateTrainer(Trainer):
         )
 
     def _judge(self, round_number: int, model: SplitModel) -> dict[str, Any]:
-        """Noisy, and only where a local validation was booked with the round: what it steers would be a release."""
-        samples = self.data.validation
-        if samples is None or not len(samples):
-            return {}
+        """Noisy, and only where a local validation was booked with the round: what it steers would be a release.
+
+        An empty side has its noise too: no figures would tell that nobody is on it.
+        """
+        samples = self.data.train.subset([]) if self.data.validation is None else self.data.validation
         kind = self.method.reports[0]
-        scores = self.method.predictor(self.site, model, kind)(samples)
+        answers = np.zeros(0, dtype=np.int64)
+        if len(samples):
+            answers = self.method.predictor(self.site, model, kind)(samples).argmax(axis=1).astype(np.int64)
         try:
-            seen, right = self._private.recall_by_class(samples, scores.argmax(axis=1).astype(np.int64))
+            seen, right = self._private.recall_by_class(samples, answers)
         except BudgetExhausted:
             return {}
         # Classes whose number drowns in its noise are left out; decided on the noisy numbers alone.

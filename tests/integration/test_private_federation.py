@@ -282,12 +282,13 @@ def test_a_ledger_rolled_back_with_its_anchor_twin(
     assert len(world.book(GRAZ).bookings) == 1, "two rounds were sent on one charge"
 
 
-def test_local_validation_is_booked_with_the_round_and_noisy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", ["0.5", "0.0"])
+def test_local_validation_is_booked_with_the_round_and_noisy(tmp_path: Path, share: str) -> None:
+    """Also where nobody is on the validation side: sides are drawn by a secret key, and an answer would tell."""
     world = PrivateWorld(tmp_path, sites=THREE, plan=PLAN.replace("epsilon = 20", "epsilon = 40"))
     world.set_privacy(GRAZ, "metrics_noise = 4.0")
-    # Sides are drawn by a secret key: of so few patients, a tenth may be nobody.
     path = world.configs[GRAZ]
-    path.write_text(path.read_text().replace("[data]\n", "[data]\nvalidation = 0.5\n"))
+    path.write_text(path.read_text().replace("[data]\n", f"[data]\nvalidation = {share}\n"))
     world.create_ledgers()
     world.start_all()
     world.run_round()
@@ -295,5 +296,6 @@ def test_local_validation_is_booked_with_the_round_and_noisy(tmp_path: Path) -> 
     assert kinds.count(Mechanism.METRICS) == 1
     figures = world.agents[GRAZ].state_dir.read_metrics()
     assert [row["private"] for row in figures] == [True] and set(figures[0]) >= {"round", "validation"}
+    assert (len(world.trainers[GRAZ].data.validation or ()) == 0) == (share == "0.0")
     assert world.agents["linz"].state_dir.read_metrics() == [], "without it, local validation is off"
     assert not list(world.agents["linz"].state_dir.models.iterdir())

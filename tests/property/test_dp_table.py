@@ -1,7 +1,8 @@
 """One patient's rows more or less in the *table*: nobody else changes sides, is dropped, renamed or refused.
 
 Hundreds of random CSV tables through the code that a hospital runs: patients with many images, in all classes, with
-extreme pixels, alone in their class, spelt in two ways, with images of other patients, with rows that cannot be used.
+extreme pixels, alone in their class, spelt in two ways, with images of other patients, with rows that cannot be used,
+among them lines that are no CSV.
 The twin is the even split, in which one patient moves others.
 """
 
@@ -53,7 +54,8 @@ def patient_rows(rng: np.random.Generator, name: str) -> Iterator[Row]:
     for _ in range(count):
         image = rng.choice([f"{rng.integers(40)}.png"] * 17 + ["black.png", "torn.png", "missing.png"])
         label = rng.choice([*labels] * 5 + ["", "unheard of"])
-        spelt = rng.choice([name] * 30 + [name.upper(), f"{name}\u200b"])
+        # Also a quote that is not closed, and a letter of another encoding: a line that is no UTF-8 CSV.
+        spelt = rng.choice([name] * 30 + [name.upper(), f"{name}\u200b", f'"{name}', f"{name}\udcfc"])
         yield str(image), str(label), str(spelt), str(rng.choice(["train", "train", "test", "validation", ""]))
 
 
@@ -65,7 +67,8 @@ def random_table(seed: int) -> list[Row]:
 
 def opened(folder: Path, rows: list[Row], rule: SideRule, fold: int | str = 0) -> SiteData:
     table = folder / "table.csv"
-    table.write_text("image,label,patient,split\n" + "".join(f"{','.join(row)}\n" for row in rows), encoding="utf-8")
+    text = "image,label,patient,split\n" + "".join(f"{','.join(row)}\n" for row in rows)
+    table.write_bytes(text.encode("utf-8", "surrogateescape"))
     source = DataTable(source=f"csv:{table}", fold=fold)
     return open_data(source, site="graz", image_size=SIZE, classes=CLASSES, rule=rule, private=True)[1]
 
