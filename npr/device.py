@@ -147,8 +147,11 @@ class Device:
         return int(torch.cuda.max_memory_allocated(self.place)) if self._real_cuda else None
 
     @contextmanager
-    def memory_for(self, images: int) -> Iterator[None]:
-        """An error about memory inside names the batch, what is free, and the key to change."""
+    def memory_for(self, images: int, *, private: bool = False) -> Iterator[None]:
+        """An error about memory inside names the batch, what is free, and the key to change.
+
+        :param private: under differential privacy, where another key counts.
+        """
         try:
             yield
         except (RuntimeError, MemoryError) as error:
@@ -156,11 +159,14 @@ class Device:
                 raise
             free = self.free_memory()
             left = f"; {free[0] / 2**30:.1f} of {free[1] / 2**30:.1f} GiB are free" if free else ""
+            smaller = f"set micro_batch = {max(1, images // 2)}"
             raise ConfigError(
                 f"a batch of {images} images does not fit the memory of {self.name}{left}",
-                where="[site] micro_batch, --micro-batch",
-                hint=f"set micro_batch = {max(1, images // 2)} (the same result but for BatchNorm, "
-                "docs/devices.md), or checkpointing = true; batch_size itself is the consortium's",
+                where="[privacy] micro_batch" if private else "[site] micro_batch, --micro-batch",
+                hint=f"{smaller}; the result is the same"
+                if private
+                else f"{smaller} (the same result but for BatchNorm, docs/devices.md), or checkpointing = true; "
+                "batch_size itself is the consortium's",
             ) from error
 
 

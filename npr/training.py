@@ -254,7 +254,9 @@ def extract(model: SplitModel, batches: Batches) -> tuple[Tensor, Tensor]:
     features, labels = [], []
     with evaluating(model), torch.inference_mode():
         for batch in batches:
-            features.append(batches.group.join(model.features(batch.images), batch.whole))
+            with batches.device.memory_for(len(batch)):
+                read = model.features(batch.images)
+            features.append(batches.group.join(read, batch.whole))
             labels.append(batches.group.join(batch.labels, batch.whole))
     # Joined outside inference mode, they are ordinary tensors again, which a head may be trained on.
     return torch.cat(features), torch.cat(labels)

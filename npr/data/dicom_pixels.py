@@ -220,10 +220,24 @@ def _rescale(header: pydicom.Dataset, frame: int, where: str) -> tuple[float, fl
     return float(slope), float(intercept)
 
 
+def _signed(header: pydicom.Dataset) -> bool:
+    return bool(header.PixelRepresentation == 1)
+
+
+def _may_be_negative(header: pydicom.Dataset, frame: int, where: str) -> bool:
+    """Whether real values may be; those of a table are not."""
+    if header.get("ModalityLUTSequence"):
+        return False
+    slope, intercept = _rescale(header, frame, where)
+    lowest = -(2 ** (header.BitsStored - 1)) if _signed(header) else 0
+    return min(lowest * slope, (lowest + 2**header.BitsStored - 1) * slope) + intercept < 0
+
+
 def _real(stored: NDArray[Any], header: pydicom.Dataset, frame: int, where: str) -> Floats:
     """Stored values to real ones: by a table where there is one, else by slope and intercept."""
     if header.Modality != "CT" and header.get("ModalityLUTSequence"):
-        return LookUpTable.read(header, header.ModalityLUTSequence[0]).of(stored).astype(np.float64)
+        table = LookUpTable.read(header, header.ModalityLUTSequence[0], signed=_signed(header))
+        return table.of(stored).astype(np.float64)
     slope, intercept = _rescale(header, frame, where)
     return stored.astype(np.float64) * slope + intercept
 
@@ -248,22 +262,27 @@ def _grey(
         values = _real(stored, header, frame, where)
         if window is None and header.Modality == "CT":
             window = Window()
-        shown = window.apply(values) if window else _by_header(values, header, frame, padding)
+        shown = window.apply(values) if window else _by_header(values, header, frame, padding, where)
         if header.PhotometricInterpretation == "MONOCHROME1":
             shown = 255 - shown
         shown[padding] = 0
         return shown
 
 
-def _by_header(values: Floats, header: pydicom.Dataset, frame: int, padding: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def _by_header(
+    values: Floats, header: pydicom.Dataset, frame: int, padding: NDArray[np.bool_], where: str
+) -> NDArray[np.uint8]:
     """The first window or VOI table of the header; without one, the image's own values between two percentiles."""
     place = _group(header, frame, "FrameVOILUTSequence") or header
     if place.get("VOILUTSequence"):
-        table = LookUpTable.read(header, place.VOILUTSequence[0])
+        signed = _may_be_negative(header, frame, where)
+        table = LookUpTable.read(header, place.VOILUTSequence[0], signed=signed)
         return _spread(table.of(values).astype(np.float64), float(table.entries.min()), float(table.entries.max()))
     centre, width = _first(place.get("WindowCenter")), _first(place.get("WindowWidth"))
-    if centre is not None and width is not None and width >= 1 and math.isfinite(centre):
-        return _windowed(values, centre, width, str(place.get("VOILUTFunction") or "LINEAR"))
+    function = str(place.get("VOILUTFunction") or "LINEAR")
+    narrow = function in ("SIGMOID", "LINEAR_EXACT")  # others show nothing below a width of 1
+    if centre is not None and width is not None and math.isfinite(centre) and (width >= 1 or (narrow and width > 0)):
+        return _windowed(values, centre, width, function)
     inside = values[~padding]
     low, high = np.percentile(inside, _PERCENTILES) if inside.size else (0.0, 0.0)
     return _spread(values, float(low), float(high))
@@ -304,7 +323,7 @@ def _by_palette(values: NDArray[Any], header: pydicom.Dataset) -> tuple[NDArray[
     if "RedPaletteColorLookupTableData" not in header:  # a table in segments
         coloured = apply_color_lut(values, header)[..., :3]
         return coloured, int(np.iinfo(coloured.dtype).max)
-    tables = [LookUpTable.read(header, header, name) for name in ("Red", "Green", "Blue")]
+    tables = [LookUpTable.read(header, header, name, signed=_signed(header)) for name in ("Red", "Green", "Blue")]
     # By the entries: some devices announce sixteen bits and write eight.
     most = 255 if max(table.entries.max() for table in tables) <= 255 else 2**16 - 1
     return np.stack([table.of(values) for table in tables], axis=-1), most

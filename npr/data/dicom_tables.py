@@ -25,10 +25,11 @@ class LookUpTable:
     entries: NDArray[np.uint16]
 
     @classmethod
-    def read(cls, header: pydicom.Dataset, item: pydicom.Dataset, colour: str = "") -> Self:
+    def read(cls, header: pydicom.Dataset, item: pydicom.Dataset, colour: str = "", *, signed: bool) -> Self:
         """:param header: of the file, which knows the order of bytes.
         :param item: where the table stands.
         :param colour: Red, Green or Blue of a palette.
+        :param signed: whether the table is for values that may be below zero.
         :raises ValueError: where there are fewer entries than the descriptor says.
         """
         name = f"{colour}PaletteColorLookupTable" if colour else "LUT"
@@ -42,7 +43,7 @@ class LookUpTable:
         entries = np.atleast_1d(np.asarray(data)).astype(np.uint16)
         if len(entries) < count:
             raise ValueError("a table has too few entries")
-        if first >= 2**15 and header.PixelRepresentation == 1:  # written as if it had no sign
+        if first >= 2**15 and signed:  # written as if it had no sign
             first -= 2**16
         return cls(first=int(first), entries=entries[:count])
 

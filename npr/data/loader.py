@@ -88,7 +88,7 @@ class Batches:
         self.samples = samples
         self.group = group
         self.seconds_waiting = 0.0
-        self._device = device
+        self.device = device
         self._augment = augment
         self._seed = seed
         self._prefetch = prefetch
@@ -133,7 +133,7 @@ class Batches:
             yield batch
 
     def _ahead(self) -> Iterator[Batch]:
-        threads, stream = torch.get_num_threads(), self._device.side_stream()
+        threads, stream = torch.get_num_threads(), self.device.side_stream()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:
             # The worker runs single-threaded, else its thread team would fight the training step for the cores.
             # torch stores the last count set as the default for new threads; ours is put back before anything runs.
@@ -148,8 +148,8 @@ class Batches:
                     batch = waiting.popleft().result()
                     self.seconds_waiting += time.perf_counter() - started
                     if stream is not None:  # else its memory could be given away while a step still reads it
-                        batch.images.record_stream(torch.cuda.current_stream(self._device.place))
-                        batch.labels.record_stream(torch.cuda.current_stream(self._device.place))
+                        batch.images.record_stream(torch.cuda.current_stream(self.device.place))
+                        batch.labels.record_stream(torch.cuda.current_stream(self.device.place))
                     yield batch
             finally:
                 for future in waiting:
@@ -179,11 +179,11 @@ class Batches:
             if self._augment.rotation > 0:
                 images = rotate(images, self._augment, rng)
         images = images.mul_(self._scale).add_(self._shift).contiguous(memory_format=self._memory)
-        labels = self._device.from_host(self.samples.labels[rows])
+        labels = self.device.from_host(self.samples.labels[rows])
         return Batch(images, labels, torch.from_numpy(rows), len(whole))
 
     def _float(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
-        return self._device.from_host(pixels).permute(0, 3, 1, 2).float()
+        return self.device.from_host(pixels).permute(0, 3, 1, 2).float()
 
 
 def _cut(rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:

@@ -7,7 +7,7 @@ The laboratory and the agent call `local_round`, then `contribution`, as for any
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -38,7 +38,7 @@ from npr.dp.releases import (
 )
 from npr.dp.sgd import DpSgd, Indices, SharedStep, StepReport, momentum_units
 from npr.methods.base import Method
-from npr.methods.site import AUGMENTATIONS, Site
+from npr.methods.site import AUGMENTATIONS, READING_BATCH, Site
 from npr.params import Contribution
 from npr.training import LocalReport
 from security.dp.accountant import RATE_ONE, Mechanism, MechanismEvent
@@ -134,7 +134,7 @@ class PrivateRounds:
         self._data = data
         self._schedule = schedule
         self._regularisation = regularisation
-        self._micro_batch = micro_batch
+        self.micro_batch = micro_batch
         self.counts: PrivateCounts | None = None
         self.prototypes: PrivatePrototypes | None = None
         self._began: tuple[int, Tensor] | None = None
@@ -156,7 +156,7 @@ class PrivateRounds:
             units=data.units,
             # The rate times the noisy size: public, and off by a constant factor at worst.
             divisor=max(1.0, self._schedule.rate / 2**24 * self.counts.size()),
-            micro_batch=self._micro_batch,
+            micro_batch=self.micro_batch,
             engine=self._engine,
             views=self._views,
         )
@@ -173,7 +173,7 @@ class PrivateRounds:
             self.counts = release_counts(data.labels, data.units, data.classes, reservation)
         model.train()
         everybody = PoissonSampler(data.units, rate=RATE_ONE, noise=reservation.noise).draw_views(self._views)
-        step = SharedStep(model, noise=noise, clip=self._schedule.clip, micro_batch=self._micro_batch)
+        step = SharedStep(model, noise=noise, clip=self._schedule.clip, micro_batch=self.micro_batch)
         upload = step.upload(everybody, lambda rows: self._losses(model, rows), reservation)
         moved = self._moved(model, round_number) if noise.momentum else None
         # Against the step: what is uploaded has the sign of a gradient.
@@ -247,9 +247,13 @@ class PrivateRounds:
         # Of this object's images alone: other data mean another object, and its features are read again.
         if self._table is None:
             with torch.no_grad():
-                rows = np.array_split(np.arange(len(self._data.labels)), max(1, len(self._data.labels) // 128))
-                self._table = torch.cat([network.features(self._data.reading(part)) for part in rows])
+                self._table = torch.cat([network.features(self._data.reading(part)) for part in self._parts()])
         return self._table[self._data.device.from_host(indices)]
+
+    def _parts(self) -> Iterable[Indices]:
+        """Rows that are read at once: no more than memory is said to be there for."""
+        most = min(READING_BATCH, self.micro_batch)
+        return np.array_split(np.arange(len(self._data.labels)), max(1, -(-len(self._data.labels) // most)))
 
     def _active(self) -> NDArray[np.bool_]:
         """Classes whose noisy count gives a prototype a chance against its own noise."""
@@ -281,7 +285,7 @@ class PrivateRounds:
     @torch.no_grad()
     def _read_features(self, model: nn.Module) -> Iterator[NDArray[np.float64]]:
         model.eval()
-        for part in np.array_split(np.arange(len(self._data.labels)), max(1, len(self._data.labels) // 256)):
+        for part in self._parts():
             features = cast(FeatureModel, model).features(self._data.reading(part))
             yield to_host(features).double().numpy()
 
@@ -387,7 +391,8 @@ class PrivateTraining:
         first = self.rounds.counts is None
         events = self._schedule.round_events(round_number, first=first)
         reservation = self._books.reserve(run=self._run, round_number=round_number, events=events, noise=NoiseSource())
-        done = self.rounds.train(self._site.model, self._site.optimizer(round_number), reservation)
+        with self._site.device.memory_for(self.rounds.micro_batch, private=True):
+            done = self.rounds.train(self._site.model, self._site.optimizer(round_number), reservation)
         self._books.commit(reservation)
         self._reservation = reservation
         seconds = time.perf_counter() - started
@@ -397,7 +402,8 @@ class PrivateTraining:
         """Reserve, compute, commit: the whole numbers that are masked and summed, and used for nothing else."""
         events = self._schedule.round_events(round_number, first=self.rounds.counts is None)
         reservation = self._books.reserve(run=self._run, round_number=round_number, events=events, noise=NoiseSource())
-        upload = self.rounds.shared_step(self._site.model, reservation, round_number)
+        with self._site.device.memory_for(self.rounds.micro_batch, private=True):
+            upload = self.rounds.shared_step(self._site.model, reservation, round_number)
         self._books.commit(reservation)
         return upload
 

@@ -76,7 +76,7 @@ class Site:
         """`samples` in order, as in evaluation."""
         return Batches(
             samples,
-            batch_size=READING_BATCH,
+            batch_size=min(READING_BATCH, self.device.micro_batch or READING_BATCH),
             mean=self._mean,
             std=self._std,
             group=self.group,

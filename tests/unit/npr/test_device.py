@@ -271,6 +271,33 @@ def test_other_errors_pass_as_they_are() -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
+def test_no_more_images_than_micro_batch_are_ever_at_once_in_the_network(toy: Toy) -> None:
+    """Also where they are only read: for prototypes, evaluation and scores."""
+
+    def most(device: Device) -> int:
+        federation, seen = on(toy, device), []
+        for site in federation.sites:
+            site.model.extractor.register_forward_pre_hook(lambda _, images: seen.append(len(images[0])))
+        federation.run_round()
+        federation.evaluate("global")
+        return max(seen)
+
+    assert most(Device(micro_batch=3)) == 3 < most(PROCESSOR)
+
+
+def test_too_little_memory_where_images_are_only_read(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = on(toy, PROCESSOR)
+    site = federation.sites[0]
+    monkeypatch.setattr(type(site.model), "features", _too_large)
+    with pytest.raises(ConfigError, match=r"a batch of \d+ images does not fit the memory of processor") as caught:
+        site.training_features(site.model)
+    assert "micro_batch = " in str(caught.value.hint)
+
+
+def _too_large(self: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def test_free_memory_of_a_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Device, "free_memory", lambda self: (2**30, 8 * 2**30))
     with pytest.raises(ConfigError, match=r"1\.0 of 8\.0 GiB are free"), PROCESSOR.memory_for(64):

@@ -18,6 +18,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
+from lazaret.errors import ConfigError
 from npr.deployed import Deployed
 from npr.device import PROCESSOR, Device, on_host, to_host
 from npr.dp.federation import PrivateFederation, PrivateSchedule
@@ -166,6 +167,27 @@ def test_every_private_method_on_a_card(toy: Toy, method: str) -> None:
         scores = [part.scores for kind in federation.method.reports for part in federation.evaluate(kind)]
     assert all(np.isfinite(part).all() for part in scores)
     assert all(isinstance(parameter.grad, CardTensor) for parameter in federation.sites[0].model.parameters())
+
+
+@pytest.mark.parametrize("trainable", ["all", "head"])
+def test_under_differential_privacy_too_no_more_than_micro_batch_at_once(toy: Toy, trainable: str) -> None:
+    federation, seen = private("fednpr", toy, PROCESSOR, micro_batch=4, trainable=trainable), list[int]()
+    for site in federation.sites:
+        site.model.extractor.register_forward_pre_hook(lambda _, images: seen.append(len(images[0])))
+    federation.run_round()
+    assert seen and max(seen) == 4
+
+
+def test_too_little_memory_under_differential_privacy(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = private("fedavg", toy, PROCESSOR, micro_batch=4)
+
+    def too_large(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(type(federation.sites[0].model), "features", too_large)
+    with pytest.raises(ConfigError, match="a batch of 4 images does not fit") as caught:
+        federation.run_round()
+    assert caught.value.where == "[privacy] micro_batch" and "micro_batch = 2" in str(caught.value.hint)
 
 
 def test_a_frozen_extractor_and_views_on_a_card(toy: Toy) -> None:

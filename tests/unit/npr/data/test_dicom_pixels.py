@@ -100,6 +100,18 @@ def test_window_functions_and_tables(tmp_path):
     assert shown(listed, tmp_path).tolist() == [[0, 255, 51, 102, 102]]
 
 
+@pytest.mark.parametrize("width", [0.5, 0.02])
+def test_a_window_may_be_narrower_than_one_where_its_function_allows_it(width, tmp_path):
+    """Real values of an MR or US file may lie between 0 and 1 (PS3.3 C.11.2.1.3); LINEAR begins at 1."""
+    stored = np.array([[0, 250, 500, 750, 1000]], np.uint16)
+    real = {"RescaleSlope": 0.001, "RescaleIntercept": 0, "WindowCenter": 0.5, "WindowWidth": width}
+    exact = drawn(stored, VOILUTFunction="LINEAR_EXACT", **real)
+    assert np.array_equal(shown(exact, tmp_path), spread(stored / 1000, 0.5 - width / 2, 0.5 + width / 2))
+    sigmoid = drawn(stored, VOILUTFunction="SIGMOID", **real)
+    expected = np.rint(255 / (1 + np.exp(np.clip(-4 * (stored / 1000 - 0.5) / width, -60, 60))))
+    assert np.array_equal(shown(sigmoid, tmp_path), expected)
+
+
 def test_without_a_window_an_image_spreads_its_own_values(tmp_path):
     """Padding does not count, and stays black whatever its value is."""
     values = GREY.copy()

@@ -57,6 +57,18 @@ def test_tables_in_both_orders_of_bytes(syntax, tmp_path):
     assert shown(colour, tmp_path)[..., 0].tolist() == [[18, 255]]
 
 
+def test_a_table_for_what_is_shown_counts_in_real_values(tmp_path):
+    """They may be below zero where stored ones have no sign; some devices then write -2 as if it had none."""
+    item = pydicom.Dataset()
+    item.add_new("LUTDescriptor", "US", [4, 2**16 - 2, 16])
+    item.add_new("LUTData", "OW", np.array([0, 100, 200, 255], "<u2").tobytes())
+    values = np.array([[0, 9, 10, 11, 99]], np.uint16)
+    below = drawn(values, VOILUTSequence=[item], RescaleSlope=1, RescaleIntercept=-11)
+    assert shown(below, tmp_path).tolist() == [[0, 0, 100, 200, 255]]
+    above = drawn(values, VOILUTSequence=[item])
+    assert shown(above, tmp_path).tolist() == [[0] * 5]
+
+
 def test_a_table_with_too_few_entries_is_refused(tmp_path):
     header = with_palette(np.array([[0, 1]], np.uint8), np.arange(2, dtype=np.uint8), [256, 0, 8])
     with pytest.raises(DataError, match=r"pixels cannot be read \(ValueError\)"):
