@@ -7,6 +7,7 @@ so one draw is one vector of how often each unit was drawn, and all draws togeth
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -228,8 +229,11 @@ def bootstrap_auc(
 
 def _interval(value: float, values: Floats, level: float, design: _Design) -> Interval:
     tail = (1.0 - level) / 2.0
-    low, high = np.nanquantile(values, [tail, 1.0 - tail])
-    below = float(np.mean(values[~np.isnan(values)] <= 0.0))
+    known = values[~np.isnan(values)]
+    low = high = below = spread = math.nan  # of a side with one class only no draw has an area
+    if len(known):
+        low, high = np.quantile(known, [tail, 1.0 - tail])
+        below, spread = float(np.mean(known <= 0.0)), float(np.std(known))
     return Interval(
         value=value,
         low=float(low),
@@ -238,7 +242,7 @@ def _interval(value: float, values: Floats, level: float, design: _Design) -> In
         draws=len(values),
         units=len(np.unique(np.concatenate(design.units))),
         below_zero=below,
-        resolvable=float(_FOUND * np.nanstd(values)),
+        resolvable=_FOUND * spread,
     )
 
 

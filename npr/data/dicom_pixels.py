@@ -229,8 +229,9 @@ def _may_be_negative(header: pydicom.Dataset, frame: int, where: str) -> bool:
     if header.get("ModalityLUTSequence"):
         return False
     slope, intercept = _rescale(header, frame, where)
-    lowest = -(2 ** (header.BitsStored - 1)) if _signed(header) else 0
-    return min(lowest * slope, (lowest + 2**header.BitsStored - 1) * slope) + intercept < 0
+    values: int = 2**header.BitsStored
+    lowest = -values // 2 if _signed(header) else 0
+    return min(lowest * slope, (lowest + values - 1) * slope) + intercept < 0
 
 
 def _real(stored: NDArray[Any], header: pydicom.Dataset, frame: int, where: str) -> Floats:

@@ -137,3 +137,11 @@ def test_nothing_to_draw_from_is_refused():
     empty = cell(np.random.default_rng(0), units=0, noise=np.empty((0, CLASSES)), labels=np.empty(0, np.int64))
     with pytest.raises(DataError, match="cannot draw"):
         bootstrap_interval([empty])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_side_with_one_class_only_has_no_area_and_says_nothing_odd():
+    """A hospital's validation side may hold one class: its terminal would show a warning of numpy."""
+    rng = np.random.default_rng(3)
+    interval = bootstrap_auc([cell(rng, labels=np.zeros(180, dtype=np.int64))], draws=20)
+    assert np.isnan([interval.value, interval.low, interval.high, interval.below_zero]).all()
