@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pydicom
 from pydicom.sr.codedict import codes
-from pydicom.uid import generate_uid
+from pydicom.uid import UID, generate_uid
 
 from lazaret import files, software
 from lazaret.errors import ConfigError, DataError
@@ -84,8 +84,9 @@ class Reports:
                     studies[str(header.StudyInstanceUID)].append((name, header, probabilities))
             except DataError as error:
                 problems.append((name, f"no report: {error.message}"))
-        for images in studies.values():
+        for study, images in studies.items():
             try:
+                _check_one_patient(study, [header for _, header, _ in images], images[0][0])
                 # highdicom checks what it copies, and says what is odd about it with the value.
                 with as_data_error("the study's headers do not make a report", images[0][0], ""):
                     report = self._report(images)
@@ -156,6 +157,20 @@ class Reports:
             ],
             source_images=[image],
         )
+
+
+def _check_one_patient(study: str, headers: Sequence[pydicom.Dataset], where: str) -> None:
+    """A report has one patient's name. Archives merge two by mistake, and images without a study are of anybody.
+
+    :raises DataError: where the images name more than one.
+    """
+    if not UID(study).is_valid:
+        raise DataError("the study has no valid UID", where=where)
+    with as_data_error("header cannot be read", where, ""):
+        ids = {str(header.get("PatientID") or "").strip() for header in headers}
+        named = {str(header.get("PatientName") or "").strip() for header in headers} if ids == {""} else ids
+    if len(named) > 1:
+        raise DataError("the images of its study name more than one patient", where=where)
 
 
 def _code(meaning: str) -> Any:

@@ -84,6 +84,36 @@ def test_a_study_that_makes_no_report_costs_nothing_but_its_lines(tmp_path: Path
     assert "Meier" not in out + err + str(problems) and len(list((tmp_path / "reports").iterdir())) == 1
 
 
+@pytest.mark.parametrize(
+    ("patients", "message"),
+    [
+        (({"PatientID": "P1", "PatientName": "A"}, {"PatientID": "P2", "PatientName": "B"}), "more than one patient"),
+        (({"PatientID": "", "PatientName": "A"}, {"PatientID": "P2", "PatientName": "A"}), "more than one patient"),
+        (({"PatientID": "", "PatientName": "A"}, {"PatientID": "", "PatientName": "B"}), "more than one patient"),
+        (({"StudyInstanceUID": "", "PatientID": "P1"}, {"StudyInstanceUID": "", "PatientID": "P2"}), "no valid UID"),
+        (({"StudyInstanceUID": "1.2.x", "PatientID": "P1"}, {"StudyInstanceUID": "1.2.x"}), "no valid UID"),
+    ],
+)
+def test_a_report_is_about_one_patient(patients: tuple[dict[str, str], ...], message: str, tmp_path: Path) -> None:
+    """Where an archive has merged two by mistake, the images of one would be reported under the other's name."""
+    made = Reports(model=MODEL)
+    for number, more in enumerate(patients):
+        path = saved(drawn(GREY, **{"StudyInstanceUID": "1.2.3"} | more), tmp_path / f"{number}.dcm")
+        made.add(path.name, path, (0.25, 0.75))
+    problems = made.write(tmp_path / "reports")
+    assert [name for name, _ in problems] == ["0.dcm", "1.dcm"] and all(message in line for _, line in problems)
+    assert not any(word in line for _, line in problems for word in ("P1", "P2", "1.2.x"))
+    assert not list((tmp_path / "reports").iterdir())
+
+
+def test_spaces_around_an_id_make_no_other_patient(tmp_path: Path) -> None:
+    made = Reports(model=MODEL)
+    for number, patient in enumerate(("P1", " P1")):
+        path = saved(drawn(GREY, StudyInstanceUID="1.2.3", PatientID=patient), tmp_path / f"{number}.dcm")
+        made.add(path.name, path, (0.25, 0.75))
+    assert made.write(tmp_path / "reports") == []
+
+
 def test_what_is_said_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_store("dicom:x?frame=first", tmp_path / "new") == "first"
     with pytest.raises(ConfigError, match="refusing to overwrite"):
