@@ -50,16 +50,22 @@ def chosen(content):
     return sorted(rows, key=lambda row: (-row["cells"], -row["pooled_recall"][0]))
 
 
-def between_cells(content):
-    """How far differences of single cells lie apart, over the rows with the most cells: (figure, least, most).
-
-    In points. With one cell an interval draws lesions alone, and has none of this in it.
-    """
+def judged_cells(content):
+    """Test figures by what was chosen, of each variant by seed and fold."""
     cells = {}
     for cell in content["cells"]:
         if "final" in cell:
             judged = cell["final"][cell["chosen"]["model"]][cell["chosen"]["predictor"]]
             cells.setdefault(cell["variant"], {})[cell["seed"], cell["fold"]] = judged
+    return cells
+
+
+def between_cells(content):
+    """How far differences of single cells lie apart, over the rows with the most cells: (figure, least, most).
+
+    In points. With one cell an interval draws lesions alone, and has none of this in it.
+    """
+    cells = judged_cells(content)
     most = max(map(len, cells.values()))
     gaps = [
         [{figure: 100 * (mine[at][figure] - cells[reference][at][figure]) for figure in FIGURES} for at in mine]
@@ -115,7 +121,24 @@ def spread_of_cells(content):
     figures = " and ".join(f"{least:.1f} to {most:.1f} points ({NAMES[figure]})" for figure, least, most in found)
     return (
         f"Over the rows with the most cells, differences of single cells have a standard deviation of {figures},\n  "
-        "depending on the pair. An interval of a row with one cell draws lesions alone and has none of this in it"
+        "depending on the pair. An interval of a row with one cell draws lesions alone and has none of this in it."
+        f"{shared_luck(content)}"
+    )
+
+
+def shared_luck(content):
+    """Rows with one cell have the same references in the same cell, and share what chance did to those."""
+    cells = judged_cells(content)
+    alone = {at for row in cells.values() if len(row) == 1 for at in row}
+    first, second = (cells[reference] for reference in REFERENCES)
+    both = [at for at in first if at in second]
+    if len(alone) != 1 or not alone <= set(both):
+        return ""
+    gaps = {at: 100 * (second[at]["pooled_recall"] - first[at]["pooled_recall"]) for at in both}
+    (seed, fold), *_ = alone
+    return (
+        f"\n  Those rows are all of seed {seed} and fold {fold}, where FedPer minus FedAvg is {gaps[seed, fold]:+.1f} "
+        f"points, and {mean(gaps.values()):+.1f} over all cells: all of them share that luck of their\n  references"
     )
 
 
@@ -329,23 +352,34 @@ def page(content):
 
 
 def forest(content, path):
-    """Paired differences of pooled recall of what was chosen, with intervals, against each reference."""
+    """Paired differences of pooled recall of what was chosen, with intervals, against each reference side by side.
+
+    Rows in the order of the table; a row with one cell is hollow, since its interval draws lesions alone.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = [c for c in content["comparisons"] if c["model"] == CHOSEN]
-    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.32 * max(1, len(rows))), layout="constrained")
-    for number, c in enumerate(reversed(rows)):
-        value, *ends = c["pooled_recall"]
-        errors = [[value - ends[0]], [ends[1] - value]] if ends else None
-        axes.errorbar([value], [number], xerr=errors, fmt="o", capsize=3, color=f"C{REFERENCES.index(c['against'])}")
-    axes.axvline(0, color="black", linewidth=0.8)
-    names = [f"{c['variant']} minus {c['against']}" for c in reversed(rows)]
-    axes.set_yticks(range(len(rows)), names, fontsize="small")
-    axes.set(xlabel="difference of pooled recall (points)")
-    axes.grid(axis="x", alpha=0.3, linewidth=0.6)
+    found = {(c["variant"], c["against"]): c for c in content["comparisons"] if c["model"] == CHOSEN}
+    rows = [row for row in reversed(chosen(content)) if any((row["variant"], each) in found for each in REFERENCES)]
+    size = (9, 1.2 + 0.26 * max(1, len(rows)))
+    figure, both = plt.subplots(1, len(REFERENCES), figsize=size, sharey=True, layout="constrained")
+    for axes, reference in zip(both, REFERENCES, strict=True):
+        for number, row in enumerate(rows):
+            c = found.get((row["variant"], reference))
+            if c is None:
+                continue
+            value, *ends = c["pooled_recall"]
+            errors = [[value - ends[0]], [ends[1] - value]] if ends else None
+            fill = "none" if c["cells"] == 1 else None
+            axes.errorbar([value], [number], xerr=errors, fmt="o", capsize=3, color="C0", markerfacecolor=fill)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set(xlabel=f"minus {reference}: pooled recall (points)")
+        axes.grid(axis="x", alpha=0.3, linewidth=0.6)
+        axes.margins(y=0.01)
+    names = [f"{row['variant']} ({row['cells']} cell{'s' * (row['cells'] > 1)})" for row in rows]
+    both[0].set_yticks(range(len(rows)), names, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     plt.close(figure)

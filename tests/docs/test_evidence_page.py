@@ -166,6 +166,9 @@ def test_the_spread_between_cells_is_that_of_their_paired_differences():
     assert figure == "pooled_recall" and least == 0.0 and most == pytest.approx(4 / 2**0.5)
     assert sites[1:] == (0.0, 0.0)
     assert evidence.between_cells({"cells": cells[:1]}) == []
+    cells[2]["final"]["local"]["head"]["pooled_recall"] = 0.6  # of FedPer in the cell that the short row has, too
+    assert "FedPer minus FedAvg is +10.0 points, and +5.0 over all cells" in evidence.shared_luck({"cells": cells})
+    assert evidence.shared_luck({"cells": cells[:4]}) == "", "no row has one cell"
 
 
 def test_a_lead_is_claimed_only_with_lower_ends_above_zero():
