@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import evidence
+from benchmarks import evidence, evidence_tables
 from lazaret.errors import ConfigError
 from npr.config import TrainConfig
 from npr.lab.store import read_results
@@ -69,11 +69,11 @@ def test_a_small_copy_makes_a_page_and_a_plot(tmp_path):
 
 def test_the_default_mixture_of_a_site_is_what_the_validation_sides_prefer():
     """Over all methods and models with cells in all folds; and half and half is above the head for each of them."""
-    found = evidence.by_predictor(read_results(evidence.RESULTS))
+    found = evidence_tables.by_predictor(read_results(evidence.RESULTS))
     half, head = "0.50 head + 0.50 prototypes", "head"
     assert len(found) == 8 and TrainConfig().predict_mix == 0.5
     assert all(row[half][n] > row[head][n] for row in found.values() for n in (0, 1))
-    mixtures = [name for name in evidence.MIXTURES if "refit" not in name]
+    mixtures = [name for name in evidence_tables.MIXTURES if "refit" not in name]
     totals = {name: [sum(row[name][n] for row in found.values()) for n in (0, 1)] for name in mixtures}
     assert all(max(mixtures, key=lambda name: totals[name][n]) == half for n in (0, 1))
 
@@ -162,13 +162,14 @@ def test_the_spread_between_cells_is_that_of_their_paired_differences():
 
     rows = {"fedavg": (0.5, 0.4), "fedper": (0.5, 0.4), "fednpr": (0.53, 0.47), "local": (0.9,)}
     cells = [cell(variant, seed, value) for variant, row in rows.items() for seed, value in enumerate(row)]
-    (figure, least, most), sites = evidence.between_cells({"cells": cells})
+    (figure, least, most), sites = evidence_tables.between_cells({"cells": cells})
     assert figure == "pooled_recall" and least == 0.0 and most == pytest.approx(4 / 2**0.5)
     assert sites[1:] == (0.0, 0.0)
-    assert evidence.between_cells({"cells": cells[:1]}) == []
+    assert evidence_tables.between_cells({"cells": cells[:1]}) == []
     cells[2]["final"]["local"]["head"]["pooled_recall"] = 0.6  # of FedPer in the cell that the short row has, too
-    assert "FedPer minus FedAvg is +10.0 points, and +5.0 over all cells" in evidence.shared_luck({"cells": cells})
-    assert evidence.shared_luck({"cells": cells[:4]}) == "", "no row has one cell"
+    told = evidence_tables.shared_luck({"cells": cells})
+    assert "FedPer minus FedAvg is +10.0 points, and +5.0 over all cells" in told
+    assert evidence_tables.shared_luck({"cells": cells[:4]}) == "", "no row has one cell"
 
 
 def test_a_lead_is_claimed_only_with_lower_ends_above_zero():
