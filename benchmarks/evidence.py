@@ -46,7 +46,8 @@ WANTED = (
     "fedbabu+npr",
     "fednpr-per[clusters=1]", "fednpr-per[clusters=2]", "fednpr-per[clusters=8]", "fednpr-per[clusters_by=explained]",
     "fednpr-per[lambda_npr=0.01]", "fednpr-per[lambda_npr=0.05]", "fednpr-per[lambda_npr=1]",
-    "fednpr-per[supervision=none]",
+    "fednpr-per[supervision=none]", "fednpr-per[lambda_rounds=2]", "fednpr-per[personal_after=2]",
+    "fednpr-per[personal_start=prototypes]", "fednpr-per[prototype_momentum=0.5]",
 )
 
 

@@ -78,6 +78,17 @@ def test_the_default_mixture_of_a_site_is_what_the_validation_sides_prefer():
     assert all(max(mixtures, key=lambda name: totals[name][n]) == half for n in (0, 1))
 
 
+def test_no_variant_has_earned_to_be_the_default():
+    """docs/methods.md says why the defaults are the paper's; a variant that is clearly ahead would change that."""
+    content, config = read_results(evidence.RESULTS), TrainConfig()
+    tried = {"clusters_by": "count", "lambda_rounds": 0, "personal_after": 0}
+    assert {name: getattr(config, name) for name in tried} == tried
+    lower = {c["variant"]: c["pooled_recall"][1] for c in content["comparisons"]
+             if c["model"] == "chosen" and c["against"] == "fedavg" and c["variant"].startswith("fednpr")}
+    assert all(any(f"[{name}=" in variant for variant in lower) for name in tried)
+    assert max(lower.values()) <= 0
+
+
 @pytest.fixture(scope="module")
 def committed():
     """What is committed, cut to a reference and one row beside it, with the intervals that were drawn of both."""
