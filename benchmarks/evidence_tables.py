@@ -3,8 +3,12 @@
 from statistics import mean, stdev
 
 from benchmarks.evidence_rows import REFERENCES
+from npr.lab.models import BEST_SITE
 from npr.lab.summary import CHOSEN
 from npr.lab.tables import describe_choice, markdown
+
+FIGURES = ("pooled_recall", "mean_bacc")
+NAMES = {"pooled_recall": "pooled recall", "mean_bacc": "mean over sites"}
 
 
 def interval(values, sign=""):
@@ -52,17 +56,19 @@ def main_table(content):
         found = [against.get((variant, reference)) for reference in REFERENCES]
         return [interval(c[figure], "+") if c else "" for c in found]
 
+    def cells(name, row, pooled, over_sites):
+        auc = f"{row['mean_bauc'][0]:.1f}" if row["mean_bauc"] else "none"
+        return (name, interval(row["pooled_recall"]), *pooled, interval(row["mean_bacc"]), *over_sites, auc,
+                str(row["cells"]))
+
     rows = [
-        (
-            row["variant"],
-            interval(row["pooled_recall"]),
-            *gaps(row["variant"], "pooled_recall"),
-            interval(row["mean_bacc"]),
-            *gaps(row["variant"], "mean_bacc"),
-            f"{row['mean_bauc'][0]:.1f}" if row["mean_bauc"] else "none",
-            str(row["cells"]),
-        )
-        for row in chosen(content)
+        cells(row["variant"], row, *(gaps(row["variant"], figure) for figure in FIGURES)) for row in chosen(content)
+    ]
+    nothing = [""] * len(REFERENCES)
+    rows += [
+        cells(f"{row['variant']}, best site everywhere ({row['predictor']})", row, nothing, nothing)
+        for row in content["summary"]
+        if row["kind"] == BEST_SITE
     ]
     header = ("method", "pooled recall", *(f"minus {ref}" for ref in REFERENCES), "mean over sites bACC",
               *(f"minus {ref}" for ref in REFERENCES), "bAUC", "cells")
@@ -131,8 +137,6 @@ def choices(content):
     return markdown(("method", "fold", "chosen on the validation side"), rows)
 
 
-FIGURES = ("pooled_recall", "mean_bacc")
-NAMES = {"pooled_recall": "pooled recall", "mean_bacc": "mean over sites"}
 MIXTURES = ("head", "0.75 head + 0.25 prototypes", "0.50 head + 0.50 prototypes", "0.25 head + 0.75 prototypes",
             "prototypes", "refit", "0.33 head + 0.33 prototypes + 0.33 refit")
 
