@@ -174,17 +174,26 @@ def rate_table(content):
     found = {}
     for cell in content["cells"]:
         figures = [(by[name]["pooled_recall"], kind, name) for kind, by in cell["validation"].items() for name in by]
-        best, kind, name = max(figures)
+        others = {name: value for name, value in cell["tuned"].items() if name != "learning_rate"}
         rates = found.setdefault((cell["variant"], cell["fold"]), {})
-        rates[cell["tuned"]["learning_rate"]] = f"{100 * best:.1f} ({kind} model by {name})"
+        tried = rates.setdefault(cell["tuned"]["learning_rate"], [])
+        tried.append((*max(figures), *(f"{name}={value}" for name, value in others.items())))
     rates = sorted({rate for row in found.values() for rate in row})
     chosen = {(choice["variant"], choice["fold"]): dict(choice["tuned"]) for choice in content["choices"]}
     rows = [
-        (variant, str(fold), *(row.get(rate, "not run") for rate in rates),
-         str(chosen.get((variant, fold), {}).get("learning_rate", "none yet")))
+        (variant, str(fold), *(_best(row.get(rate)) for rate in rates),
+         ", ".join(map(str, chosen.get((variant, fold), {"": "none yet"}).values())))
         for (variant, fold), row in found.items()
     ]
     return markdown(("method", "fold", *(f"rate {rate}" for rate in rates), "chosen"), rows)
+
+
+def _best(tried):
+    """Of what was tried with one rate."""
+    if not tried:
+        return "not run"
+    figure, kind, name, *others = max(tried)
+    return f"{100 * figure:.1f} ({', '.join([f'{kind} model by {name}', *others])})"
 
 
 def why(content):

@@ -78,6 +78,18 @@ def test_the_default_mixture_of_a_site_is_what_the_validation_sides_prefer():
     assert all(max(mixtures, key=lambda name: totals[name][n]) == half for n in (0, 1))
 
 
+def test_a_run_that_chose_the_learning_rate_says_so_and_among_what():
+    content = read_results(evidence.RATES)
+    text = evidence_tables.tuned_tables(content)
+    assert "Folds 0; seeds 0; 5 cells." in text and "learning_rate=0.003" in text
+    cell = next(cell for cell in content["cells"] if cell["variant"] == "fednpr-per")
+    better = {kind: {name: {"pooled_recall": 0.99} for name in by} for kind, by in cell["validation"].items()}
+    other = cell | {"tuned": cell["tuned"] | {"lambda_npr": 1}, "validation": better}
+    line = evidence_tables.rate_table(content | {"cells": [*content["cells"], other]}).splitlines()[-1]
+    assert "99.0 (" in line and "lambda_npr=1)" in line, "of several values with one rate the best is told"
+    assert evidence_tables.tuned_tables(None) == "Not run yet."
+
+
 def test_no_variant_has_earned_to_be_the_default():
     """docs/methods.md says why the defaults are the paper's; a variant that is clearly ahead would change that."""
     content, config = read_results(evidence.RESULTS), TrainConfig()
