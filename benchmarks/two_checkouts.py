@@ -28,19 +28,21 @@ LOOK_SECONDS: Final = 0.25
 _SITE: Final = re.compile(r"/sites/([^/\0]+)/site\.toml")
 # The end of each part, as the demo tells it.
 _STARTED, _SECOND = "coordinator: round 1: training", "coordinator: round 2: training"
+_LAST, _PUBLISHED = "coordinator: round 5: training", "coordinator: round 5: published"
 _ROUNDS_OVER, _ALONE_OVER = "rounds are done", "checking the sums"
 
 
 def phases(told: list[tuple[float, str]], end: float) -> dict[str, float]:
-    """Seconds until the first round, of all rounds, of each hospital alone, and of the checks; and of the first round
-    by itself, in which nobody is killed.
+    """Seconds until the first round, of all rounds, of each hospital alone, and of the checks; and of the first and
+    the last round by themselves, in which nobody is killed.
 
     :param told: what the demo said, and when, in seconds since its start.
     """
-    ends = (_STARTED, _SECOND, _ROUNDS_OVER, _ALONE_OVER)
-    started, second, over, alone = (next(moment for moment, line in told if words in line) for words in ends)
+    ends = (_STARTED, _SECOND, _LAST, _PUBLISHED, _ROUNDS_OVER, _ALONE_OVER)
+    moments = (next(moment for moment, line in told if words in line) for words in ends)
+    started, second, last, published, over, alone = moments
     parts = {"start": started, "rounds": over - started, "alone": alone - over, "checks": end - alone}
-    parts["first_round"] = second - started
+    parts |= {"first_round": second - started, "last_round": published - last}
     return {name: round(seconds, 2) for name, seconds in parts.items()}
 
 
@@ -48,6 +50,7 @@ def demo(checkout: Path, *, memory: bool) -> dict[str, Any]:
     """Run it once."""
     python = checkout / ".venv" / "bin" / "python"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": str(checkout / ".venv")}
+    environment["PYTHONPATH"] = str(checkout)  # the two may share one environment: each still runs its own code
     told: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory(prefix="two-checkouts-") as folder:
         words = [python, "-m", "scripts.local_federation.demo", "--out", f"{folder}/demo", "--json"]
@@ -119,12 +122,16 @@ def middle(runs: list[dict[str, Any]]) -> dict[str, float]:
 @click.argument("after", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path))
 @click.option("--pairs", type=click.IntRange(1, 20), default=2, show_default=True)
 @click.option("--memory", is_flag=True, help="Look at memory instead of times.")
+@click.option("--earlier", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A result to go on with.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def main(before: Path, after: Path, pairs: int, memory: bool, as_json: bool) -> None:
+def main(before: Path, after: Path, pairs: int, memory: bool, earlier: Path | None, as_json: bool) -> None:
     """The demo in two checkouts, in turn."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     runs: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
-    for number in range(pairs):
+    if earlier is not None:
+        runs = json.loads(earlier.read_text())["runs"]
+    done = len(runs["after"])
+    for number in range(done, done + pairs):
         order = [("before", before), ("after", after)]
         for name, checkout in order if number % 2 == 0 else order[::-1]:
             runs[name].append(demo(checkout, memory=memory))
