@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ def test_running_connected_and_dead(world: SiteWorld) -> None:
     seen = present(world)
     seen.look()
     assert told(world).startswith("running, connected since ") and "waiting for the next round" in told(world)
+    since, contact = re.findall(r"(?:since|contact) (.{19})", told(world).splitlines()[0])
+    assert contact >= since
     world.hub.disconnect(SITE)
     seen.look()
     assert told(world).startswith("running, not connected")
