@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final
@@ -26,6 +27,7 @@ import click
 _PR_SET_CHILD_SUBREAPER: Final = 36
 LOOK_SECONDS: Final = 0.25
 _SITE: Final = re.compile(r"/sites/([^/\0]+)/site\.toml")
+_HELD: Final = re.compile(r"^(Pss|Rss): +(\d+)", re.MULTILINE)
 # The end of each part, as the demo tells it.
 _STARTED, _SECOND = "coordinator: round 1: training", "coordinator: round 2: training"
 _LAST, _PUBLISHED = "coordinator: round 5: training", "coordinator: round 5: published"
@@ -59,7 +61,7 @@ def demo(checkout: Path, *, memory: bool) -> dict[str, Any]:
         with subprocess.Popen(
             words, cwd=checkout, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
-            peaks: dict[str, int] = {}
+            peaks = Peaks()
             looking = Thread(target=_look, args=(process, Path(folder, "demo"), peaks), daemon=True)
             if memory:
                 looking.start()
@@ -74,7 +76,7 @@ def demo(checkout: Path, *, memory: bool) -> dict[str, Any]:
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     figures = {"seconds": round(seconds, 2), "processor_seconds": round(spent, 2), **phases(told, seconds)}
     figures["others_processor_seconds"] = round(busy - spent, 2)
-    return figures | ({"peak_pss_mb": {site: peak // 1024 for site, peak in sorted(peaks.items())}} if memory else {})
+    return figures | (peaks.figures() if memory else {})
 
 
 def _busy_seconds() -> float:
@@ -90,21 +92,38 @@ def _wait_for_orphans() -> None:
             pass
 
 
-def _look(process: subprocess.Popen[str], folder: Path, peaks: dict[str, int]) -> None:
-    """The most that the processes of each hospital held together: proportional set sizes, so that a page that several
-    processes share counts once. In kilobytes."""
+@dataclass(slots=True)
+class Peaks:
+    """The most that each hospital held, in kilobytes.
+
+    :ivar together: all its processes. Proportional set sizes: a page that several processes share counts once.
+    :ivar network: the one with the network alone, with all pages that it shares.
+    """
+
+    together: dict[str, int] = field(default_factory=dict)
+    network: dict[str, int] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, dict[str, int]]:
+        named = {"peak_pss_mb": self.together, "network_process_peak_rss_mb": self.network}
+        return {name: {site: peak // 1024 for site, peak in sorted(held.items())} for name, held in named.items()}
+
+
+def _look(process: subprocess.Popen[str], folder: Path, peaks: Peaks) -> None:
     while process.poll() is None:
         now: dict[str, int] = {}
         for entry in Path("/proc").iterdir():
             try:
                 command = (entry / "cmdline").read_text() if entry.name.isdigit() else ""
-                if str(folder) in command and (site := _SITE.search(command)):
-                    held = re.search(r"^Pss:\s+(\d+)", (entry / "smaps_rollup").read_text(), re.MULTILINE)
-                    now[site[1]] = now.get(site[1], 0) + (int(held[1]) if held else 0)
+                if str(folder) not in command or not (site := _SITE.search(command)):
+                    continue
+                held = {name: int(size) for name, size in _HELD.findall((entry / "smaps_rollup").read_text())}
             except OSError:
                 continue  # has ended
+            now[site[1]] = now.get(site[1], 0) + held.get("Pss", 0)
+            if "site_agent.trainer" not in command:
+                peaks.network[site[1]] = max(peaks.network.get(site[1], 0), held.get("Rss", 0))
         for site_name, held_now in now.items():
-            peaks[site_name] = max(peaks.get(site_name, 0), held_now)
+            peaks.together[site_name] = max(peaks.together.get(site_name, 0), held_now)
         time.sleep(LOOK_SECONDS)
 
 
