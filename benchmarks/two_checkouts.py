@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import re
 import resource
@@ -139,11 +140,14 @@ def middle(runs: list[dict[str, Any]]) -> dict[str, float]:
 @click.command()
 @click.argument("before", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path))
 @click.argument("after", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path))
-@click.option("--pairs", type=click.IntRange(1, 20), default=2, show_default=True)
+@click.option("--pairs", type=click.IntRange(0, 20), default=2, show_default=True)
 @click.option("--memory", is_flag=True, help="Look at memory instead of times.")
+@click.option("--most-others", type=float, default=math.inf, help="Processor seconds of others in a run that counts.")
 @click.option("--earlier", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A result to go on with.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def main(before: Path, after: Path, pairs: int, memory: bool, earlier: Path | None, as_json: bool) -> None:
+def main(
+    before: Path, after: Path, pairs: int, memory: bool, most_others: float, earlier: Path | None, as_json: bool
+) -> None:
     """The demo in two checkouts, in turn."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     runs: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
@@ -155,7 +159,7 @@ def main(before: Path, after: Path, pairs: int, memory: bool, earlier: Path | No
         for name, checkout in order if number % 2 == 0 else order[::-1]:
             runs[name].append(demo(checkout, memory=memory))
             click.echo(f"{name}: {runs[name][-1]}", err=True)
-    was, now = middle(runs["before"]), middle(runs["after"])
+    was, now = (middle([run for run in runs[name] if run["others_processor_seconds"] <= most_others]) for name in runs)
     ratios = {name: round(now[name] / was[name], 3) for name in was if was[name]}
     found = {"after_over_before": ratios, "before": was, "after": now, "runs": runs}
     click.echo(json.dumps(found, indent=2) if as_json else json.dumps(ratios))
