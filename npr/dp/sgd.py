@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from lazaret.errors import BudgetExhausted, ConfigError, LocalProtocolError
 from npr.device import number, to_host
+from npr.dp.clipping import NORM_MARGIN
 from npr.dp.engine import OpacusGradient, clipped_sum
 from security.dp.accountant import Mechanism
 from security.dp.ledger import Reservation
@@ -216,10 +217,13 @@ class SharedStep:
         """
         event = reservation.claim(Mechanism.SHARED_SGD)
         total = np.zeros(self._noise.dimensions, dtype=np.int64)
+        # The last bits of a patient's gradient depend on who is in the same batch. The margin is for what all of them
+        # together may move when one patient more shifts the others.
+        longest = int(event.sensitivity / (1 + NORM_MARGIN))
         for start in range(0, len(patients), self._micro_batch):
             part = patients[start : start + self._micro_batch]
             rows, _ = self._gradient.rows(lambda part=part: losses(part))  # type: ignore[misc]
-            total += patient_units(torch.cat(rows, dim=1), clip=self._clip, units=int(event.sensitivity)).sum(axis=0)
+            total += patient_units(torch.cat(rows, dim=1), clip=self._clip, units=longest).sum(axis=0)
         return noised(total, self._noise, sigma=int(event.sigma), reservation=reservation)
 
 

@@ -10,9 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from lazaret.errors import ConfigError
-from npr.dp.sgd import momentum_units, noised, patient_units
+from npr.dp import sgd
+from npr.dp.sgd import SharedStep, momentum_units, noised, patient_units
+from npr.model import ModelSpec, build_model
 from security.dp.accountant import MechanismEvent, rdp_curve, shared_event, shared_multiplier
 from security.dp.ledger import Reservation
 from security.dp.noise import NoiseSource
@@ -46,6 +49,44 @@ def test_rounding_at_random_has_no_such_bound_twin() -> None:
         torch.tensor([[math.cos(a), math.sin(a)] for a in np.linspace(0, 6.28, 500)]), clip=1, units=5
     )
     assert (truncated**2).sum(1).max() <= 25
+
+
+UNITS, RECORDS = 1 << 26, 16
+
+
+def moved_by_one(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How far the sum of a step moves, over its sensitivity, when one patient is there as well: for each of several,
+    who come first, so that all others change their place and their batch."""
+    monkeypatch.setattr(sgd, "noised", lambda total, *_, **__: total)
+    generator = torch.Generator().manual_seed(3)
+    spec = ModelSpec(architecture="test_efficientnet", num_classes=8, image_size=16, norm="group", trainable="head")
+    model, images = build_model(spec).train(), torch.randn(RECORDS, 3, 16, 16, generator=generator)
+    labels = torch.arange(RECORDS) % 8
+    size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    noise = SharedNoise(sites=10, honest=4, dimensions=size, units=UNITS)
+    step = SharedStep(model, noise=noise, clip=1e-3, micro_batch=8)
+
+    def losses(rows: np.ndarray) -> torch.Tensor:
+        logits = model.logits(model.features(images[rows[:, 0]]))
+        return functional.cross_entropy(logits, labels[rows[:, 0]], reduction="none")
+
+    def total(patients: list[int]) -> np.ndarray:
+        booked = reservation(shared_event(units=UNITS, sigma=100, honest=4, dimensions=size))
+        return step.upload(np.array(patients)[:, None], losses, booked)
+
+    everybody = list(range(RECORDS))
+    others = {first: [one for one in everybody if one != first] for first in everybody}
+    moves = [total([first, *rest]) - total(rest) for first, rest in others.items()]
+    return [float(np.linalg.norm(move)) / UNITS for move in moves]
+
+
+def test_one_patient_more_shifts_others_to_other_batches_and_the_bound_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0.998 < max(moved_by_one(monkeypatch)) <= 1.0
+
+
+def test_without_a_margin_the_others_last_bits_break_the_bound_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sgd, "NORM_MARGIN", 0.0)
+    assert max(moved_by_one(monkeypatch)) > 1.0
 
 
 def in_ring(uploads: Sequence[np.ndarray]) -> np.ndarray:
