@@ -172,7 +172,7 @@ def _by_identifier(
 def _index(folder: Path, key: str, storage: ImageStorage) -> dict[str, list[Path]]:
     """Every DICOM file of a folder by one identifier of its header. What is no DICOM file is passed over."""
     found: dict[str, list[Path]] = defaultdict(list)
-    for file in _files_in(folder):
+    for file in _files_in(folder, each=storage.per_unit):
         try:
             header = read_header(file, "a file beside the table", pixels=False, only=[key])
             with as_data_error("header cannot be read", "a file beside the table", "export it again"):
@@ -183,15 +183,19 @@ def _index(folder: Path, key: str, storage: ImageStorage) -> dict[str, list[Path
     return found
 
 
-def _files_in(folder: Path) -> list[Path]:
+def _files_in(folder: Path, *, each: bool) -> list[Path]:
     """All DICOM files below a folder; of one that is filled from an archive, those that its list has.
 
+    :param each: for the latter, whatever has come: a list waits for everybody, so that one patient whose images do not
+        come would keep out all others.
     :raises DataError: where there is no such folder.
     """
     if not folder.is_dir():
         raise DataError("there is no such folder", where=str(folder), hint="`site-agent archive-fetch` fills it")
     if not (folder / LISTING).exists():
         return sorted(file for file in folder.rglob("*") if file.is_file() and is_dicom(file))
+    if each:
+        return sorted(file for file in folder.rglob("*.dcm") if file.is_file())
     names = (folder / LISTING).read_text(encoding="ascii", errors="replace").split()
     return [folder / name for name in names if ".." not in Path(name).parts and (folder / name).is_file()]
 

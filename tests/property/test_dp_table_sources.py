@@ -18,11 +18,13 @@ import pytest
 from PIL import Image
 from pydicom.data import get_testdata_file
 
-from lazaret.errors import ConfigError
+from lazaret.errors import ConfigError, DataError
 from npr.data import dicom
 from npr.data.dicom import header_units
 from npr.data.generated import ICH_CLASSES, ISIC_CLASSES
+from npr.data.identifiers import LISTING
 from npr.data.sides import KeyedSides, unit_key
+from npr.data.sources import open_catalogue
 from site_agent.config import DataTable
 from site_agent.trainer.data import open_data
 from tests.property.test_dp_table import told
@@ -196,6 +198,19 @@ def test_a_file_that_may_not_be_opened_is_missing_and_nothing_else(
 
     monkeypatch.setattr(Path, "open", locked)
     assert opened(identifiers(folder, [Listed(file=3, label=0, side="train")]), "split")["train"]
+
+
+def test_a_study_that_does_not_come_from_the_archive_keeps_nobody_else_out(folder: Path) -> None:
+    """A fetch with a problem leaves its list as it was; without privacy nothing new is read until all is there."""
+    rows = [Listed(file=file, label=0, side="train") for file in (0, 3, 5)]
+    listing = folder / "images" / LISTING
+    listing.write_text("0.dcm\n")
+    try:
+        assert {unit for unit, _, _ in opened(identifiers(folder, rows), "split")["train"]} == {"A", "B", "C"}
+        with pytest.raises(DataError, match="missing"):
+            open_catalogue(identifiers(folder, rows)[0], image_size=SIZE)
+    finally:
+        listing.unlink()
 
 
 def test_sites_are_not_dealt(folder: Path) -> None:
