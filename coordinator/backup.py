@@ -177,7 +177,7 @@ def backup(config_path: Path, target: Path, move: bool, as_json: bool) -> None:
 @click.command()
 @restore_options
 def restore(source: Path, folder: Path, as_json: bool, **wishes: str | None) -> None:
-    """Make FOLDER of the copy SOURCE: a coordinator that has moved, or a new one in the place of a lost one."""
+    """Restore the copy SOURCE into FOLDER: a coordinator that has moved, or a new one in the place of a lost one."""
     contents, request = restore_coordinator(source, folder, RestoreWishes(**wishes))
     moved = f"delete {source} and its copies, and start it under the same host name"
     enrolled = "`coordinator join`;\nthen `coordinator recover` takes the run up, with a file of `site-agent handover`"

@@ -34,7 +34,7 @@ Group = late_group(
         },
         "coordinator.backup": {
             "backup": "Write a copy of this coordinator to a file, or move it to another machine.",
-            "restore": "Make a folder of such a file.",
+            "restore": "Restore such a copy into a new folder.",
             "recover": "Take a run up again after the state folder was lost.",
             "state": "List this coordinator's files, and which of them may be copied.",
         },

@@ -175,7 +175,7 @@ def _text_lines() -> logging.Formatter:
 
 def log_option(command: Command) -> Command:
     """`--log-format`, before a sub-command; left out, the configuration decides."""
-    text = "Of lines on stderr; the configuration's if left out."
+    text = "Format of the log lines on stderr."
     return click.option("--log-format", type=click.Choice(["text", "json"]), help=text)(command)
 
 

@@ -182,7 +182,7 @@ def _say_left(contents: ArchiveContents) -> None:
     help="A folder outside of FOLDER where the privacy ledger or its anchor may be written; may be repeated.",
 )
 def restore(source: Path, folder: Path, outside: tuple[Path, ...], as_json: bool, **wishes: str | None) -> None:
-    """Make FOLDER of the copy SOURCE: a site that has moved, or a new member with what a lost one had learnt."""
+    """Restore the copy SOURCE into FOLDER: a site that has moved, or a new member with what a lost one had learnt."""
     contents, request = restore_site(source, folder, RestoreWishes(**wishes), outside=outside)
     check = f"run `site-agent check --config {folder}/site.toml`, and start the agent"
     moved = f"delete {source} and its copies, {check}"

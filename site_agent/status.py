@@ -134,8 +134,7 @@ def _running(agent: dict[str, Any]) -> str:
     if not since:
         return "running, not connected to the coordinator"
     doing = f", training round {agent['training']}" if agent.get("training") else ", waiting for the next round"
-    newest = clock_text(max(since, contact or 0))  # the contact is told in whole tens of seconds
-    return f"running, connected since {clock_text(since)}, last contact {newest}{doing}"
+    return f"running, connected since {clock_text(since)}, last contact {clock_text(contact or since)}{doing}"
 
 
 def _standing(status: dict[str, Any]) -> str:

@@ -99,7 +99,7 @@ def list_methods(as_json: bool) -> None:
         click.echo(f"{row['name']:<{width}}  {note}")
 
 
-@cli.command()
+@cli.command(short_help="Run every cell that is not finished in --out.")
 @click.option("--preset", "preset_name", default="quick", show_default=True, help="quick, paper-isic or paper-ich.")
 @click.option("--data", help="generated, ham10000, npz:PATH, csv:PATH, folders:PATH, dicom:PATH or fed-isic:PATH.")
 @click.option("--methods", help="Comma-separated; `npr-lab list` shows them.")
@@ -249,7 +249,7 @@ def table(results: Path, paper: bool, dataset: Any, reference: str | None, form:
     click.echo(paper_comparison(content, dataset) if paper else summary_table(content), nl=False)
 
 
-@cli.command()
+@cli.command(short_help="Measure ratios that show whether code is fast.")
 @click.option("--dp", "private", is_flag=True, help="Measure the differentially private step instead.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a ratio is above its limit.")
 @_reports
@@ -268,7 +268,7 @@ def bench(private: bool, check: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
-@cli.command()
+@cli.command(short_help="Attack our own private training.")
 @click.option("--canaries", type=click.IntRange(100), default=1000, show_default=True)
 @click.option("--epsilon", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True)
 @click.option("--delta", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=1e-5, show_default=True)

@@ -13,7 +13,7 @@ from lazaret.errors import ConfigError
 from npr.lab.plan import parse_assignments
 
 
-@click.command()
+@click.command(short_help="Write the model that a federation starts from.")
 @click.option("--architecture", default="efficientnet_b0", show_default=True, help="Any of timm, or monai:NAME.")
 @click.option("--weights", default="none", show_default=True, help="none, timm, package or file:PATH#SHA256.")
 @click.option("--classes", required=True, metavar="NAME,NAME,...", help="The classes, in the order of every site.")

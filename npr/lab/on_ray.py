@@ -109,7 +109,7 @@ def _connect(address: str | None, *, processors: int) -> Any:
         if address is None:
             ray.init(address="local", num_cpus=processors, include_dashboard=False, **quiet)
         else:
-            _knock(address)
+            _reachable(address)
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(
@@ -118,7 +118,7 @@ def _connect(address: str | None, *, processors: int) -> Any:
     return ray
 
 
-def _knock(address: str) -> None:
+def _reachable(address: str) -> None:
     """Ray itself would keep trying for minutes.
 
     :raises ConnectionError: if nobody answers.

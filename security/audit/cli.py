@@ -79,7 +79,7 @@ def _held_file(path: Path) -> Any:
     return HeldCheckpoint.parse(path.read_bytes())
 
 
-@main.command()
+@main.command(short_help="Check each log by itself.")
 @logs
 @root_key
 @click.option("--held", multiple=True, type=FILE, help="A checkpoint of the log that a witness holds (witness/*.json).")
@@ -124,7 +124,7 @@ def _crossed(
     return cross_logs(paths, keys_of(paths, root_key), second_opinion=second_opinion, lost=lost)
 
 
-@main.command()
+@main.command(short_help="Check logs against each other.")
 @logs
 @root_key
 @lost
@@ -181,7 +181,7 @@ def cross(
 main.add_command(cross, "compare")
 
 
-@main.command()
+@main.command(short_help="Add up what left.")
 @one_log
 @click.option("--by", type=click.Choice(["round", "class", "message"]), default="class", show_default=True)
 @as_json
@@ -216,7 +216,7 @@ def egress(log: Path, by: str, as_json: bool) -> None:
     click.echo(f"blocked by the egress filter: {len(list(history.of('egress.blocked')))}")
 
 
-@main.command()
+@main.command(short_help="Recompute what privacy was spent.")
 @one_log
 @click.option("--recompute", is_flag=True, help="Also give the tighter PLD figure as a second opinion.")
 @as_json
@@ -296,7 +296,7 @@ def prove(log: Path, seq: int, output: Path) -> None:
     click.echo(f"{output}: entry {seq}, {len(proof.path)} hashes to a signed head")
 
 
-@main.command("check-proof")
+@main.command("check-proof", short_help="Check a proof without the log.")
 @click.argument("proof", type=FILE)
 @click.option("--manifest", type=FILE, help="A copy of the signed manifest: who holds which key.")
 @root_key
@@ -334,7 +334,7 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
         click.echo("note  keys taken from the manifest as given; pin them with --root-key")
 
 
-@main.command()
+@main.command(short_help="Write one page: what was checked and found.")
 @logs
 @root_key
 @lost
@@ -365,7 +365,7 @@ def report(logs: Sequence[Path], root_key: Path | None, lost: Sequence[str], out
     sys.exit(result.exit_code)
 
 
-@main.command()
+@main.command(short_help="Measure what logging and verifying cost.")
 @click.option("--entries", default=1_000_000, show_default=True, type=click.IntRange(min=1000))
 @click.option("--appends", default=300, show_default=True, type=click.IntRange(min=20))
 @click.option("--logs", default=0, type=click.IntRange(min=0), help="Compare so many logs (at least 4) instead.")

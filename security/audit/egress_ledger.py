@@ -47,7 +47,7 @@ class EgressLedger:
         self.counted = 0
         self.readings = 0
         self.covered: Counter[str] = Counter()  # bytes that left with a reading after them, by what it covers
-        self.bounded = True  # not so at a coordinator: it logs what arrives, and anybody may knock at its port
+        self.bounded = True  # not so at a coordinator: it logs what arrives, and anybody can connect to its port
         self._waiting: dict[str, int] = {}  # messages of this connection without a receipt
         self.started(0)
 

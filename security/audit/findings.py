@@ -90,7 +90,7 @@ CODES: Final[dict[str, Code]] = {
         "ask the consortium for its root.pem as it is now",
     ),
     "OneSignature": _undecided(
-        "no ML-DSA signature vouches for a manifest or for the end of the log, which a forger of the others could make",
+        "no ML-DSA signature covers a manifest or the end of the log, which a forger of the others could make",
         "ask the consortium for every version of the manifest, and the party for a newer copy",
     ),
     # Entries

@@ -27,7 +27,7 @@ HELD_BYTES: Final = 1 << 20
 FORMATS: Final = ("csv", "jsonl", "ocsf", "tiles")
 
 
-@click.command()
+@click.command(short_help="Write what left as a table, or a whole log.")
 @logs
 @click.option("--format", "form", type=click.Choice(FORMATS), default="csv", show_default=True)
 @click.option("--no-entries", is_flag=True, help="Of a published log (tiles) only the tree, without the entries.")
@@ -87,7 +87,7 @@ def _histories(paths: Sequence[Path]) -> list[LogHistory]:
 # Forwarding
 
 
-@click.command()
+@click.command(short_help="Send the entries of a log to a collector.")
 @one_log
 @click.option("--to", metavar="HOST:PORT", help="The collector: syslog over TLS (RFC 5425), usually port 6514.")
 @click.option("--ca", type=FILE, help="Root certificates that the collector's certificate must be from (PEM).")
@@ -164,7 +164,7 @@ def _compare_collected(log: Path, collected: Path, position: Path | None) -> Non
 # Claims
 
 
-@click.command()
+@click.command(short_help="Write one page about SUBJECT, with proofs.")
 @click.argument("subject")
 @logs
 @root_key
@@ -236,7 +236,7 @@ class Visit:
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Compare logs with those of your last visit.")
 @logs
 @root_key
 @click.option("--store", type=FOLDER, required=True, help="Your own folder of remembered heads.")
@@ -333,7 +333,7 @@ def _remembered(file: Path) -> HeldCheckpoint | None:
 # Witnesses without a log: a regulator, an ethics board
 
 
-@click.command("witness-key")
+@click.command("witness-key", short_help="Make the key of a witness NAME.")
 @click.argument("name")
 @click.option("--federation", required=True, help="The federation's name, as its logs have it.")
 @click.option("-o", "--output", type=TARGET, required=True, help="The private key; never overwritten.")
@@ -353,7 +353,7 @@ def witness_key(name: str, federation: str, output: Path) -> None:
     click.echo(f'witnesses = ["{signer.key}"]')
 
 
-@click.command()
+@click.command(short_help="Sign that you saw the newest head of each log.")
 @logs
 @root_key
 @click.option("--key", "key_file", type=FILE, required=True, help="Your private key, as `witness-key` wrote it.")
@@ -395,7 +395,7 @@ def _witness_of(key_file: Path, known: Sequence[VerifierKey]) -> NoteSigner:
 # Documents
 
 
-@click.command()
+@click.command(short_help="Draft a document for authorities from logs.")
 @logs
 @root_key
 @click.option("--document", type=click.Choice(["record", "dpia", "technical"]), required=True, help="Which document.")
@@ -419,7 +419,7 @@ def draft(logs: Sequence[Path], root_key: Path | None, document: str, output: Pa
 # Time stamps
 
 
-@click.command()
+@click.command(short_help="Ask for and check time stamps (RFC 3161).")
 @one_log
 @click.option("--request", "asked", type=TARGET, help="Write what the authority is asked about the newest checkpoint.")
 @click.option("--response", type=FILE, help="The authority's answer, to be checked.")

@@ -22,7 +22,7 @@ Group = late_group(
         },
         "security.consortium.backup": {
             "backup": "Write the whole folder to a file.",
-            "restore": "Make a folder of such a file, if no manifest was signed since.",
+            "restore": "Restore such a copy, if no manifest was signed since.",
         },
     }
 )

@@ -62,7 +62,7 @@ class ProbeAnswer:
     time_ms: int | None
 
 
-def knock(identity: Identity, table: CoordinatorTable, *, seconds: float = SECONDS) -> ProbeAnswer:
+def try_connection(identity: Identity, table: CoordinatorTable, *, seconds: float = SECONDS) -> ProbeAnswer:
     """:raises ToolkitError: if the coordinator does not let this site in."""
     options = tls.channel_options(table.proxy)
     with grpc.secure_channel(table.address, tls.channel_credentials(identity), options=options) as channel:
@@ -153,7 +153,7 @@ class SiteCheckContext:
             self.credentials.identity.tls_key()
         except ToolkitError:
             raise Unchecked("there is no key to connect with") from None
-        return knock(self.credentials.identity, self.config.coordinator)
+        return try_connection(self.credentials.identity, self.config.coordinator)
 
     @shared("the initial model cannot be used")
     def initial(self) -> InitialModel:

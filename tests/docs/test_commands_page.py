@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from coordinator.cli import cli as coordinator
 from npr.lab.cli import cli as laboratory
@@ -57,3 +58,11 @@ def test_the_arguments_of_a_section_are_those_of_its_command(name: str) -> None:
     arguments = [option for option in command.params if isinstance(option, click.Argument)]
     words = " ".join([name, *(argument.make_metavar(click.Context(command)) for argument in arguments)])
     assert f"`{words}`" in SECTIONS[name]
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_list_of_commands_says_each_in_one_whole_sentence(name: str) -> None:
+    """On a terminal of 80 columns nothing is cut off with dots."""
+    listed = CliRunner().invoke(GROUPS[name], ["--help"], terminal_width=80).output.partition("Commands:\n")[2]
+    assert len(listed.splitlines()) >= len(GROUPS[name].commands)
+    assert "..." not in listed and all(line.strip() for line in listed.splitlines())
