@@ -21,6 +21,7 @@ from coordinator.effects import Effect as CoordinatorEffect
 from coordinator.run import Shell
 from coordinator.send_queue import Stream
 from coordinator.service import Service, run_until_stopped
+from lazaret.kernel_bytes import Meter
 from scripts.local_federation.known_updates import make_number_learner
 from security.clock import SystemClock
 from security.rng import SystemRandomness
@@ -93,8 +94,12 @@ class TimedAgent(Agent):
 
 
 async def take_part(paths: list[Path]) -> None:
+    """Several agents in one process. The connections of a process are counted once: each agent would look at those of
+    all others ten times a second, which no agent with a process of its own does.
+    """
     stopped: list[asyncio.Event] = []
     agents = []
+    counted: Meter | None = None
     for path in paths:
         config = SiteConfig.read(path)
         agent = assemble(
@@ -104,7 +109,8 @@ async def take_part(paths: list[Path]) -> None:
             make_learner=make_number_learner,
             agent_type=TimedAgent,
         )
-        agents.append(serve(agent, config.coordinator, until=stopped.append))
+        agents.append(serve(agent, config.coordinator, counted=counted, until=stopped.append))
+        counted = Meter(lambda: None)
     tasks = [asyncio.create_task(agent) for agent in agents]
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, lambda: [event.set() for event in stopped])

@@ -100,6 +100,7 @@ class AuditLog:
         self._leaves = machine.size  # how many are in leaves.bin
         self._sealed_ms = clock.mono_ms()
         self.witnessed = 0  # size of the newest checkpoint that got a quorum since this start
+        self._cosigners: tuple[int, frozenset[VerifierKey]] = (0, frozenset())  # who has signed a checkpoint of a size
         self._boot = rng.bytes(16).hex()
         self._mutex = RLock()
 
@@ -366,7 +367,7 @@ class AuditLog:
                 return  # a note has room for no more; a quorum is far fewer
             merged = Note(text=note.text, signatures=(*others, cosignature))
             self._writer.disk.publish(self._writer.checkpoint_path(size), merged.encode())
-            self._keep_if_quorum(merged, size, keys.values())
+            self._keep_if_quorum(merged, size, self._cosigned_by(key, merged, size, keys.values()))
             if self._newest is not None and checkpoint_of(self._newest).size == size:
                 self._newest = merged
             if self._machine.state is State.OPEN:
@@ -393,8 +394,19 @@ class AuditLog:
             # What others say must not look like a fault of our disk, which would close the log.
             raise VerificationFailed("there is no head of this size", where=self.origin) from None
 
-    def _keep_if_quorum(self, note: Note, size: int, keys: Iterable[VerifierKey]) -> None:
-        if self._roster.missing_for_quorum(self.origin, note.verify(keys)):
+    def _cosigned_by(
+        self, key: VerifierKey, note: Note, size: int, keys: Iterable[VerifierKey]
+    ) -> frozenset[VerifierKey]:
+        """Who has signed it, `key` included. Each signature is verified once: with a hundred sites, verifying all of
+        them again for each that comes would take longer than everything else about them.
+        """
+        known, cosigners = self._cosigners
+        cosigners = cosigners | {key} if known == size else frozenset(note.verify(keys))
+        self._cosigners = (size, cosigners)
+        return cosigners
+
+    def _keep_if_quorum(self, note: Note, size: int, cosigners: Iterable[VerifierKey]) -> None:
+        if self._roster.missing_for_quorum(self.origin, cosigners):
             return
         self.witnessed = max(self.witnessed, size)
         kept = self._writer.cosigned
