@@ -191,6 +191,8 @@ def _listed(answer: str) -> tuple[str, ...]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
     """Check everything that a start needs, and say what to do. Starts nothing."""
+    config, base = CoordinatorConfig.read(config_path)
+    archive.refuse_moved(base / config.state)
     from coordinator.checks import look
 
     sys.exit(report(look(config_path, skip=skipped), as_json=as_json))

@@ -15,6 +15,7 @@ from coordinator.database import FILE
 from coordinator.round_history import ReadOnlyHistory, RoundHistory, UncheckedSum
 from coordinator.run_queue import RunQueue, StopFile
 from lazaret.alerts import Alerts, certificate_alerts, disk_alert, manifest_alerts
+from lazaret.archive import refuse_moved
 from lazaret.control import BY_SIGNAL, NEXT_RUN, NowFile, PauseFile
 from security.clock import Clock, SystemClock
 from security.identity.enrolment import Identity, installed_manifest
@@ -56,6 +57,7 @@ def standstill(status: dict[str, Any], now_ms: int) -> str | None:
 def overview(config_path: Path, clock: Clock | None = None) -> dict[str, Any]:
     """Rounds with their outcomes, sites with their last contact, and whether a coordinator runs."""
     config, base = CoordinatorConfig.read(config_path)
+    refuse_moved(base / config.state)
     now = (clock or SystemClock()).now_ms()
     identity = Identity(folder=base / config.identity)
     manifest = installed_manifest(identity, now_ms=now, program="coordinator")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lazaret.alerts import Alerts, certificate_alerts, disk_alert, manifest_alerts
+from lazaret.archive import refuse_moved
 from lazaret.control import BY_SIGNAL, NEXT_RUN, NowFile, PauseFile
 from lazaret.errors import ToolkitError
 from security.clock import Clock, SystemClock
@@ -40,6 +41,7 @@ COMPLETE: Final = "the run is complete, unless lost rounds are made up for"
 
 
 def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
+    refuse_moved(config.state)
     clock = clock or SystemClock()
     identity, now = Identity(folder=config.identity), clock.now_ms()
     site, manifest = read_membership(identity, clock, dated=False)

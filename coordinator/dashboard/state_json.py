@@ -343,10 +343,10 @@ class Board:
         return self._heads.read(live.head, live.log_size, live.witnessed)
 
     def _this_run(self, live: Live, history: PageHistory) -> dict[str, Any]:
-        """`best` is for the round that the sites found best, where a run has one."""
+        """`best` is the round that the sites found best, where the run has scores."""
         began = history.rounds[0][1] if history.rounds else None
         run = {"run": self._manifest.run, "published": live.completed, "planned": live.planned}
-        return run | {"began": began, "best": None}
+        return run | {"began": began, "best": history.scores and history.scores["best"]}
 
     def _end(self, live: Live, history: PageHistory) -> int | None:
         """No estimate while nothing goes on."""

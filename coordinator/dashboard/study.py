@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from coordinator import database
 from coordinator.effects import PUBLISHED
-from coordinator.round_history import ReadOnlyHistory
+from coordinator.round_history import BEST_ROUND, ReadOnlyHistory
 from coordinator.run_queue import RunQueue
 from lazaret.control import finished_runs
 from lazaret.errors import ToolkitError
@@ -48,13 +48,14 @@ class StudyRuns:
             run: dict[str, Any] = {"run": name, "state": "over", "published": None, "began": None, "ended": None}
             try:
                 with ReadOnlyHistory(path / database.FILE) as history:
-                    rounds = history.rounds()
+                    rounds, best = history.rounds(), history.about(BEST_ROUND)
             except ToolkitError:
-                rounds = []
+                rounds, best = [], None
             if rounds:
                 run["published"] = sum(row.outcome == PUBLISHED for row in rounds)
                 run["began"] = rounds[0].opened_ms
                 run["ended"] = max(row.closed_ms or row.opened_ms for row in rounds)
+                run["best"] = best and int(best)
             self._over[name] = run
         return self._over[name]
 

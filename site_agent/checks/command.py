@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from lazaret.archive import refuse_moved
 from lazaret.checks import report, skip_option
 from site_agent.config import CHECK_NAMES, SiteConfig
 from site_agent.options import json_option, with_config
@@ -27,6 +28,7 @@ def check(config_path: Path, skipped: tuple[str, ...], as_json: bool) -> None:
     Opens and closes one TLS connection to the coordinator; sends no message.
     """
     config, process = SiteConfig.read(config_path), None
+    refuse_moved(config.state)
     if not set(skipped) >= BY_TRAINER:
         with suppress(OSError):  # the checks that need it try again, and report
             process = LookingTrainer(config)

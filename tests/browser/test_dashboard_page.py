@@ -138,6 +138,8 @@ def test_the_best_round_is_shown(
         page.wait_for_selector("#scores svg")
         assert page.locator("#scores polyline").count() == 1
         assert "Best so far: round 2, 0.742, spread 0.023, 4 hospitals." in page.locator("#scores").inner_text()
+        assert page.locator("#runs thead th").all_inner_texts()[-1].lower() == "best round"
+        assert page.locator("#runs tbody td").all_inner_texts()[-1] == "2"
         watched.check_narrow()
         watched.check_calm(server.url)
 

@@ -64,6 +64,9 @@ def test_the_old_coordinator_does_not_start_again(study: StudyFederation) -> Non
     with pytest.raises(ConfigError, match="has moved"):
         study.start_hub()
     assert "move only" in hub(study, "state")
+    for command in ("check", "status"):
+        with pytest.raises(ConfigError, match="has moved"):
+            hub(study, command)
 
 
 def test_the_old_coordinator_starts_again_twin(study: StudyFederation, monkeypatch: pytest.MonkeyPatch) -> None:

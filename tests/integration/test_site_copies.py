@@ -134,6 +134,9 @@ def test_a_hospital_moves_in_mid_run(study: StudyFederation) -> None:
     site(study, "graz", "backup", "--move", target)
     with pytest.raises(ConfigError, match="has moved"):
         study.start("graz")
+    for command in ("check", "status"):  # neither says that keys are missing, or to run `init`
+        done = CliRunner().invoke(site_command, ["--config", str(old / "site.toml"), command])
+        assert "has moved" in str(done.exception)
     old.rename(study.folder / "graz-old")
     typed(site_command, "restore", target, new, *known(study))
     new.rename(old)

@@ -41,13 +41,15 @@ def queue_next(hub: Hub, run: str) -> None:
     hub.ready.shell.queue.add(manifest, authority.folder / "initial.safetensors", hub.ready.identity, now_ms=world.now)
 
 
-def ended_run(state: Path, name: str, *, opened: int) -> None:
+def ended_run(state: Path, name: str, *, opened: int, best: int | None = None) -> None:
     """A finished run as the storage leaves it."""
     storage = Storage(state / "runs" / name)
     storage.belongs_to("lesions", name)
     start = RoundStart(round=1, state_hash=bytes(32), config_hash=bytes(32), prev_result=bytes(32))
     storage.keep([OpenRound(start)], now_ms=opened)
     storage.keep([CloseRound(1, PUBLISHED)], now_ms=opened + MINUTE)
+    if best is not None:
+        storage.note_best(best)
     storage.close()
 
 
@@ -62,6 +64,12 @@ def test_runs_are_listed_in_their_order(hub: Hub) -> None:
     ]  # fmt: skip
     assert found[0]["published"] == 1 and found[0]["began"] == MINUTE and found[0]["ended"] == 2 * MINUTE
     assert found[2]["planned"] == 5 and found[2]["best"] is None and found[3]["planned"] == 7
+
+
+def test_the_best_round_of_a_run_stays_known_when_it_is_over(hub: Hub) -> None:
+    ended_run(hub.storage.folder, "pilot", opened=MINUTE, best=1)
+    ended_run(hub.storage.folder, "without-scores", opened=2 * MINUTE)
+    assert [run["best"] for run in content(hub)["runs"]] == [1, None, None]
 
 
 def test_a_run_whose_files_were_archived_or_damaged_is_named(tmp_path: Path) -> None:
