@@ -33,7 +33,6 @@ LIMITS = {
     "coordinator_peak_difference": 0.5,
     "flower_over_ours": 30.0,  # at least; all others are at most
 }
-PEER_SITES = 5
 SITES_IN_A_PROCESS = 25
 
 
@@ -222,13 +221,13 @@ class Report:
         peaks = [self.told[f"coordinator_peak_over_vector_{count}"] for count in (self.sites, large)]
         self.told["coordinator_peak_difference"] = round(abs(peaks[1] - peaks[0]), 2)
 
-    def flower(self) -> None:
+    def flower(self, sites: int) -> None:
         """Both with as many sites, one after the other."""
-        say(f"{PEER_SITES} sites, and Flower with as many")
-        grounds = lay_out(self.folder / "peer", PEER_SITES, self.load, HOST)
-        ours = statistics.median(secure_run(grounds, self.load.rounds, [()] * PEER_SITES)["aggregations"])
-        theirs = deployment.one_round(PEER_SITES, self.load.params)
-        self.told |= {"flower_seconds": round(theirs, 3), "our_seconds": round(ours, 3)}
+        say(f"{sites} sites, and Flower with as many")
+        grounds = lay_out(self.folder / "peer", sites, self.load, HOST)
+        ours = statistics.median(secure_run(grounds, self.load.rounds, [()] * sites)["aggregations"])
+        theirs = deployment.one_round(sites, self.load.params)
+        self.told |= {"peer_sites": sites, "flower_seconds": round(theirs, 3), "our_seconds": round(ours, 3)}
         self.told["flower_over_ours"] = round(theirs / ours, 2)
 
 
@@ -239,6 +238,7 @@ class Report:
 @click.option("--ring-bits", type=click.Choice(list(map(str, BITS))), default=str(DEFAULT_BITS), show_default=True)
 @click.option("--large", type=click.IntRange(0, 200), default=50, show_default=True, help="Sites for memory; 0: skip.")
 @click.option("--peer", type=click.Choice(["flower"]), help="Run another toolkit on the same vector and compare.")
+@click.option("--peer-sites", type=click.IntRange(4, 100), default=5, show_default=True, help="Sites for --peer.")
 @click.option("--only", type=click.Choice(["loopback", "slow_links", "flower"]), help="One part, to look closer at it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def main(
@@ -248,6 +248,7 @@ def main(
     ring_bits: str,
     large: int,
     peer: str | None,
+    peer_sites: int,
     only: str | None,
     as_json: bool,
 ) -> None:
@@ -255,7 +256,9 @@ def main(
     folder = Path(tempfile.mkdtemp(prefix="lazaret-bench-"))
     report = Report(folder, sites, Load(params, rounds, int(ring_bits)))
     try:
-        if only:
+        if only == "flower":
+            report.flower(peer_sites)
+        elif only:
             getattr(report, only)()
         else:
             report.loopback()
@@ -263,7 +266,7 @@ def main(
             if large:
                 report.memory(large)
             if peer:
-                report.flower()
+                report.flower(peer_sites)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if as_json:
