@@ -246,6 +246,7 @@ def _engine(
         clock=clock,
         timeouts=Timeouts(step_ms=manifest.timing.message * 1000, upload_ms=manifest.timing.upload * 1000),
         workers=min(MOST_WORKERS, len(os.sched_getaffinity(0))),
+        load_deals=storage.history.deals,
     )
     history = storage.history
     book = history.blame_book({entry.site: entry.cert for entry in seat.policy.roster})

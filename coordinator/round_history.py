@@ -26,7 +26,7 @@ from security.secagg.coordinator.rounds import BlameBook, RoundStart
 from security.secagg.fields import Wire
 from security.secagg.fixed_point import decode_scores, decode_slots
 from security.secagg.layout import Layout
-from security.secagg.messages import Result
+from security.secagg.messages import Result, Shares
 from security.secagg.scores import BestRound, ScoreSum, best_of
 
 Rows = list[tuple[Any, ...]]
@@ -257,6 +257,12 @@ class RoundHistory:
         """The records of the newest round that has any."""
         (newest,) = self._row("SELECT MAX(round) FROM records")
         return self._records(newest)
+
+    def deals(self, number: int, kx: bytes) -> list[Shares]:
+        """The share lists of an attempt, which has these keys."""
+        query = "SELECT data FROM records WHERE round = ? AND substr(data, 1, 4) = ? ORDER BY id"
+        found = (records.decode(data) for (data,) in self._ask(query, number, records.heading(records.DealShown)))
+        return [deal.shares for deal in found if isinstance(deal, records.DealShown) and deal.shares.kx == kx]
 
     def _records(self, number: int | None) -> list[Wire]:
         rows = self._ask("SELECT data FROM records WHERE round = ? ORDER BY id", number)

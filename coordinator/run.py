@@ -37,7 +37,7 @@ from coordinator.phases import RunPhase
 from coordinator.round_history import Figures
 from coordinator.rounds import RoundEngine
 from coordinator.run_queue import RunQueue, StopFile
-from coordinator.send_queue import Stream
+from coordinator.send_queue import BULKY, Stream
 from coordinator.storage import Storage
 from coordinator.witness import Letter, WitnessDesk
 from lazaret import malloc
@@ -260,7 +260,7 @@ class Shell:
                 self.storage.note_traffic(number, *self.traffic.since_last())
                 log.info("round %d: %s", number, outcome)
             case Send(message, to) if to is not None:
-                self._queue(to, [message])
+                self._queue(to, [message], vector=type(message) in BULKY)
             case SendFrames(to):
                 self._queue(to, self._frames(effect), vector=True)
             case Discard(keys):

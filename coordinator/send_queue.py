@@ -16,6 +16,7 @@ from coordinator.ingress_log import IngressLog
 from lazaret.errors import RemoteProtocolError
 from protos.parse import FROM_COORDINATOR, Parcel
 from security.secagg.fields import Wire
+from security.secagg.messages import Adverts, Deliver, Jump, Result
 from security.secagg.relay import FRAMES
 
 # A dozen links of 100 Mbit/s fill more than a gigabit. A turn lapses when no frame has passed for a while, and when the
@@ -25,10 +26,13 @@ PATIENCE_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 4.0
 # Some hundred rounds, or half an hour of receipts: who has not read for so long does not read at all.
 MOST_QUEUED: Final = 1000
+# They grow with the cohort, and go to all of it at the same moment: encoded for a hundred sites at once, one kind would
+# have more bytes than a vector.
+BULKY: Final = frozenset({Adverts, Deliver, Result, Jump})
 
 
 class Turns:
-    """So many vectors on their way at once, whoever they are for; other messages need no turn.
+    """So many vectors on their way at once, whoever they are for; so many bulky messages too. Others need no turn.
 
     A frame is in memory several times while it is under way, and there is one for every stream that moves a vector:
     with turns, memory does not grow with the number of sites.
@@ -104,7 +108,10 @@ class Stream:
         self._overrun = asyncio.Event()  # more is waiting than a site may leave unread
 
     def put(self, messages: Iterable[Wire], *, vector: bool = False) -> None:
-        """Queue messages behind everything that is already to be sent. A vector waits for its turn, unmade."""
+        """Queue messages behind everything that is already to be sent. A vector waits for its turn, unmade.
+
+        :param vector: of a bulky message too: it is encoded when its turn comes.
+        """
         if len(self._queue) >= MOST_QUEUED:
             self._overrun.set()
             return

@@ -226,10 +226,13 @@ class AdvertsShown(Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DealsShown(Wire):
-    """All of S2: C2 is made from it, and blame at S5 needs it."""
+class DealShown(Wire):
+    """One site's S2; those of all sites are written in one step. C2 is made from them, and blame at S5 needs them.
 
-    shares: Annotated[tuple[messages.Shares, ...], Many(Nested(messages.Shares))]
+    Not one record of all: the lists of a hundred sites have 18 MB, and would be in memory several times to be written.
+    """
+
+    shares: Annotated[messages.Shares, Nested(messages.Shares)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +312,6 @@ KINDS: Final[dict[int, type[Wire]]] = {
     16: VotesTaken,
     50: Planned,
     51: AdvertsShown,
-    52: DealsShown,
     53: UploadCounted,
     54: SurvivorsShown,
     55: QuorumShown,
@@ -318,12 +320,18 @@ KINDS: Final[dict[int, type[Wire]]] = {
     58: AckSeen,
     59: AttemptClosed,
     60: DisclosureSeen,
+    61: DealShown,
 }
 _NUMBERS: Final = {cls: number for number, cls in KINDS.items()}
 
 
+def heading(cls: type[Wire]) -> bytes:
+    """What every record of a kind begins with."""
+    return encoding.u32(_NUMBERS[cls])
+
+
 def encode(record: Wire) -> bytes:
-    return encoding.u32(_NUMBERS[type(record)]) + record.to_bytes()
+    return heading(type(record)) + record.to_bytes()
 
 
 def decode(data: bytes) -> Wire:

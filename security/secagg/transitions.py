@@ -78,10 +78,10 @@ advertising  C0 is sent; waits for S1 of every member. One refusal, abort or tim
              masked vector yet. On disk: `Planned`. A crash: the attempt is over.
 dealing      C1 is sent; waits for S2 of every member. One abort or timeout ends the attempt. On disk: `AdvertsShown`.
              A crash: the attempt is over, because share lists were in memory only.
-uploading    C2 is sent; masked vectors arrive. On disk: `DealsShown`, frames in the spool, `UploadCounted` for each
-             complete upload. Accusations are passed on to the dealer and its answer to the accuser; a dealer without a
-             valid answer ends the attempt. From here on an attempt needs a certificate before its updates can be used
-             again. A crash: complete uploads count from the spool, missing answers are asked for again.
+uploading    C2 is sent; masked vectors arrive. On disk: `DealShown` of all, frames in the spool, `UploadCounted` for
+             each complete upload. Accusations are passed on to the dealer and its answer to the accuser; a dealer
+             without a valid answer ends the attempt. From here on an attempt needs a certificate before its updates can
+             be used again. A crash: complete uploads count from the spool, missing answers are asked for again.
 agreeing     C3 is sent: at least `t` uploads are complete, and the set is fixed. On disk: `SurvivorsShown`.
 unmasking    C4 is sent to the sites that agreed: `t` agreements make the set final. On disk: `QuorumShown`. Too few
              releases: aborts are asked for. Shares that do not open a dealer's commitment: fraud, no sum.

@@ -15,7 +15,7 @@ from security.crypto import shamir
 from security.secagg import certificate_checks, messages, statements
 from security.secagg import context as hashes
 from security.secagg.context import SumVerdict
-from security.secagg.coordinator.uploads import Dealing
+from security.secagg.coordinator.uploads import CoordinatorCore, Dealing
 from security.secagg.messages import Shares
 from security.secrets import Secret
 from tests.support.evil import EvilCoordinator, assert_refused, evil
@@ -94,6 +94,30 @@ def test_a_cheating_dealer_is_proven_and_the_sum_is_saved(monkeypatch: pytest.Mo
     assert LIAR not in outcome.survivors
     assert outcome.total.tolist() == reference_sum(run.policy.layout, updates, outcome.survivors)
     run.check_promises()
+
+
+def test_a_cheating_dealer_is_proven_from_lists_that_are_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator keeps no boxes once all have uploaded; the proof against a dealer has them."""
+    kept: dict[bytes, tuple[Shares, ...]] = {}
+    asked: list[bytes] = []
+    fix, begin = Dealing.fix_shares, CoordinatorCore.__init__
+
+    def keep(self: Dealing, ordered: tuple[Shares, ...]) -> None:
+        kept[self.kx] = ordered
+        fix(self, ordered)
+
+    def load(number: int, kx: bytes) -> tuple[Shares, ...]:
+        asked.append(kx)
+        return kept[kx]
+
+    monkeypatch.setattr(Dealing, "fix_shares", keep)
+    monkeypatch.setattr(CoordinatorCore, "__init__", lambda self, **given: begin(self, **given, load_deals=load))
+    run, updates, outcome = wrong_dealing(monkeypatch)
+    assert len(asked) == 1 and run.book.excluded == {LIAR: "fraud"}
+    assert outcome.total is not None
+    assert outcome.total.tolist() == reference_sum(run.policy.layout, updates, outcome.survivors)
+    away = run.planned.attempts[-1].dealing.shares.values()
+    assert not any(line.box or line.pair for shares in away for line in shares.shares)
 
 
 def test_a_cheating_dealer_twin(monkeypatch: pytest.MonkeyPatch) -> None:

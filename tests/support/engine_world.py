@@ -96,6 +96,7 @@ class EngineWorld:
             mandate=self.base.core.mandate,
             spool=FileSpool(self.storage.spool),
             clock=self.clock,
+            load_deals=self.storage.history.deals,
         )
         history = self.storage.history
         book = history.blame_book({entry.site: entry.cert for entry in self.base.policy.roster})

@@ -224,7 +224,7 @@ class CoordinatorAttempt:
             return ()
         self._go(_E.ALL_SHARES)
         delivered = tuple(Send(self.dealing.deliver_to(site), to=site) for site in self.context.sites)
-        return self._persist(records.DealsShown(shares=ordered)), *delivered
+        return *(self._persist(records.DealShown(shares=shares)) for shares in ordered), *delivered
 
     def _accusation(self, message: messages.Accusation) -> Effects:
         """A holder disputes a box: its dealer is asked, and answers with the shares (section 11).
@@ -309,8 +309,16 @@ class CoordinatorAttempt:
         if alive < self.context.t or small or (self.context.repeats and alive < self.context.n):
             return self._ask_aborts(_E.DROP)
         shown = self.survivors = self.uploads.survivors(self.dealing.kx, self.context.sites)
+        self.put_shares_away()
         self._go(_E.ENOUGH_UPLOADS)
         return self._persist(records.SurvivorsShown(survivors=shown)), *self._to_all(shown)
+
+    def put_shares_away(self) -> None:
+        """From here on boxes are only for proofs against a dealer and for who has dropped out. They are on disk."""
+        if (load := self.core.load_deals) is not None and len(self.survivors.uploads if self.survivors else ()) == (
+            self.context.n
+        ):
+            self.dealing.put_away(partial(load, self.context.round, self.dealing.kx))
 
     # S4 and S5.
 

@@ -98,13 +98,14 @@ def _apply(attempt: CoordinatorAttempt, record: Wire) -> None:
         case records.AdvertsShown():
             attempt.dealing.fix_adverts(record.adverts)
             attempt.state = _S.DEALING
-        case records.DealsShown():
-            attempt.dealing.fix_shares(record.shares)
-            attempt.state = _S.UPLOADING
+        case records.DealShown():
+            if attempt.dealing.restore_shares(record.shares):
+                attempt.state = _S.UPLOADING
         case records.DisclosureSeen():
             attempt.disputes.settle(record.disclosure)
         case records.SurvivorsShown():
             attempt.survivors = record.survivors
+            attempt.put_shares_away()
             attempt.state = _S.AGREEING
         case records.QuorumShown():
             attempt.agreements = {line.site: line.signature for line in record.quorum.agreements}

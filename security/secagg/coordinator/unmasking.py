@@ -109,7 +109,7 @@ class Opening:
         """What a survivor has sealed for a later dropout, with the dropout's key."""
         context, kx = self._context, self._dealing.kx
         keys = HybridPair.from_seed(seed, ctx=context.ctx(), site=gone.site)
-        box = self._dealing.shares[dealer.site].shares[context.position(gone.site) - 1].pair
+        box = self._dealing.whole(dealer.site).shares[context.position(gone.site) - 1].pair
         found = certificate_checks.sealed_pair(context, dealer, keys, box, kx=kx, holder=gone.site)
         if found is None:
             # The dropout never saw it, or it would have accused the dealer: here is the proof in its place.
@@ -127,7 +127,7 @@ class Opening:
         return found.reveal()
 
     def _line(self, dealer: str, holder: str) -> DealtLine:
-        line = self._dealing.shares[dealer].shares[self._context.position(holder) - 1]
+        line = self._dealing.whole(dealer).shares[self._context.position(holder) - 1]
         return DealtLine(
             holder=holder,
             b_hash=line.b_hash,

@@ -9,8 +9,8 @@ subtracted again, frame by frame from the spool (docs/spec/secure-aggregation.md
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,6 +75,7 @@ class CoordinatorCore:
     """The coordinator's identity, policy and tools.
 
     :param mandate: the policy and the signing key in force, always read through: certificates begin and end in mid-run.
+    :param load_deals: gives the share lists of a round under these keys from the records; None: they stay in memory.
     :ivar movements: those of the newest result of the chain; the attempt that publishes a result sets it.
     """
 
@@ -83,6 +84,7 @@ class CoordinatorCore:
     clock: Clock
     timeouts: Timeouts = field(default_factory=Timeouts)
     workers: int = 1
+    load_deals: Callable[[int, bytes], Iterable[Shares]] | None = None
     movements: bytes = b""
 
     @property
@@ -119,6 +121,7 @@ class Dealing:
         self.shares: dict[str, Shares] = {}
         self._trees: dict[str, merkle.Tree] = {}
         self.roots: dict[str, bytes] = {}
+        self._away: Callable[[], Iterable[Shares]] | None = None
 
     def take_advert(self, advert: Advert) -> Adverts | None:
         """Take S1; returns C1 once it is complete."""
@@ -179,6 +182,31 @@ class Dealing:
         self._trees = {s.site: merkle.Tree(deal_leaves(self.kx, s.site, holders, s.shares)) for s in ordered}
         self.roots = {site: tree.root() for site, tree in self._trees.items()}
         self.deals = hashes.deals_digest(self.kx, [(site, self.roots[site]) for site in self.context.sites])
+
+    def restore_shares(self, shares: Shares) -> bool:
+        """One list from the records, in their order; returns whether it was the last one."""
+        self.shares[shares.site] = shares
+        if len(self.shares) < self.context.n:
+            return False
+        self.fix_shares(tuple(self.shares.values()))
+        return True
+
+    def put_away(self, load: Callable[[], Iterable[Shares]]) -> None:
+        """Keep hashes and signatures, and no boxes: with a hundred sites these are larger than a vector.
+
+        :param load: gives the lists again, if they are asked for.
+        """
+        self.shares = {
+            site: replace(shares, shares=tuple(replace(line, box=b"", pair=b"") for line in shares.shares))
+            for site, shares in self.shares.items()
+        }
+        self._away = load
+
+    def whole(self, dealer: str) -> Shares:
+        """A dealer's list with its boxes."""
+        if self._away is not None:
+            self.shares, self._away = {shares.site: shares for shares in self._away()}, None
+        return self.shares[dealer]
 
     def path(self, dealer: str, holder: str) -> tuple[bytes, ...]:
         """From a holder's line to the dealer's signed root."""

@@ -9,9 +9,10 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from coordinator import send_queue
-from coordinator.send_queue import Stream, Turns
+from coordinator.send_queue import BULKY, VECTORS_AT_ONCE, Stream, Turns
 from lazaret.errors import RemoteProtocolError
 from security.secagg.fields import Wire
+from security.secagg.messages import Adverts
 from security.secagg.relay import Ping
 
 COUNT = 3
@@ -197,3 +198,27 @@ def test_what_a_site_leaves_unread_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 
     assert asyncio.run(waiting(5)) == (5, False)
     assert asyncio.run(waiting(50)) == (5, True)
+
+
+async def bulky_at_once(message: Wire) -> int:
+    """How many streams have a message in hand, if a shell queues it for all of them at the same moment."""
+    turns, held, most = Turns(), 0, 0
+
+    async def one() -> None:
+        nonlocal held, most
+        stream = Stream("site", 1, "")
+        stream.put([message], vector=type(message) in BULKY)
+        with turns.of_stream() as turn:
+            assert await stream.next(turn) == message
+            held += 1
+            most = max(most, held)
+            await asyncio.sleep(0.01)
+            held -= 1
+
+    await asyncio.gather(*(one() for _ in range(SITES)))
+    return most
+
+
+def test_messages_that_grow_with_the_cohort_are_not_encoded_for_all_at_once() -> None:
+    assert asyncio.run(bulky_at_once(Adverts(ctx=bytes(32), adverts=()))) == VECTORS_AT_ONCE
+    assert asyncio.run(bulky_at_once(Ping(number=1))) == SITES

@@ -151,7 +151,7 @@ def and_then(run: CrashingFederation) -> None:
 
 # Encapsulation draws from the operating system, so a result's hash, and with it who checks how many chunks, differs
 # from run to run: the last points may lie behind the end of a round.
-MOST_SITE_EFFECTS, MOST_COORDINATOR_EFFECTS = 24, 49
+MOST_SITE_EFFECTS, MOST_COORDINATOR_EFFECTS = 24, 53
 
 
 def test_the_points_below_are_all_there_are() -> None:
