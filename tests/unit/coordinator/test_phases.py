@@ -216,3 +216,17 @@ def test_a_round_that_needs_them_does_not_wait_for_a_batch(tmp_path: Path) -> No
     world.connect("site6")
     world.run(until=3)
     assert set(world.engine.chain.cohorts(most=1)[0]) == {*world.names[: world.engine.least - 1], "site6"}
+
+
+def test_boxes_are_on_disk_alone_once_all_have_uploaded(tmp_path: Path) -> None:
+    world = WatchedWorld(tmp_path, rounds=2)
+    world.run(until=2)
+    assert world.engine.previous is not None
+    attempt = world.engine.previous.attempts[-1]
+    dealing, first = attempt.dealing, attempt.context.sites[0]
+    assert not any(line.box or line.pair for shares in dealing.shares.values() for line in shares.shares)
+    written = world.storage.history.deals(attempt.context.round, dealing.kx)
+    assert [shares.site for shares in written] == list(attempt.context.sites)
+    assert not world.storage.history.deals(attempt.context.round, bytes(32))
+    assert dealing.whole(first) == written[0] and all(line.box for line in written[0].shares[1:])
+    world.kill_coordinator()
