@@ -17,13 +17,14 @@ Imported by: site_agent.
     agreement       every manifest version of a log folder: keys to believe and rules to judge by
     vouching        which of them count where the consortium has turned on ML-DSA
     conformance     the rules, one small function each
-    completeness    the steps of a round, and the isolation of what trained
+    completeness    the steps of a round, the isolation of what trained, and settings that changed
     scan            the pass over all entries: form, order, time, tree, what left, and the rules in force
     safe_files      files of a folder that somebody else made
     checkpoints     the checkpoints of one log and who signed them
     egress_ledger   bytes that left, against the kernel's count
     facts           the history in a log, and what all logs say about one round
     compare         many logs side by side
+    joint_rounds    one round in all logs together
     epsilon         the privacy spent, computed again
     proof           one entry with everything needed to check it
     tiles           one log as static files for everybody (C2SP tlog-tiles)

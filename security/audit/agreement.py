@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 MOST_MANIFESTS: Final = 4096
 MANIFEST_BYTES: Final = 4 * 1024 * 1024 + 1
+EVER: Final = (0, 1 << 62)  # the dates of a certificate of which nothing is known,
+NEVER: Final = (1 << 62, 0)  # and of whoever has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class AgreedRules:
     layout: str
     initial_state: str
     initial_file: str
+    modulus_bits: int
     plugin: str | None
     colluders: int
     least_survivors: int
@@ -222,6 +225,7 @@ def _rules_of(manifest: Manifest) -> AgreedRules:
         layout=numbers.layout.layout_hash.hex(),
         initial_state=manifest.model.initial_state,
         initial_file=manifest.model.initial_file,
+        modulus_bits=numbers.layout.ring_bits,
         plugin=None if training.plugin is None else training.plugin.sha256,
         colluders=numbers.colluders,
         least_survivors=numbers.least_survivors,

@@ -7,10 +7,12 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from lazaret.errors import CodecError, ToolkitError, VerificationFailed
 from security.audit.agreement import Agreements, Keys
 from security.audit.findings import Findings
+from security.audit.safe_files import hostile, is_leftover
 from security.crypto.merkle import HASH_SIZE, CompactRange
 from security.log.keys import EpochChain
 from security.log.note import Checkpoint, KeyType, Note, VerifierKey, checkpoint_of
@@ -54,7 +56,10 @@ def read_checkpoints(
     known = bool(agreements.versions)
     others = (*agreements.cosigners_for(findings.log), *agreements.ml_dsa_keys(findings.log))
     keys = (*(chain.keys if chain else ()), *others)
-    strange = [path.name for path in folder.checkpoints.glob("*") if not _is_checkpoint_name(path.name)]
+    # Before the checkpoints: it is one of them, also while a running agent adds to both.
+    handed_out = folder.cosigned.read_bytes() if folder.cosigned.exists() else None
+    names = [path.name for path in folder.checkpoints.glob("*") if not is_leftover(path.name)]
+    strange = [name for name in names if not _is_checkpoint_name(name)]
     for name in strange:
         findings.add("BadHead", f"checkpoints/ holds {name[:40]!r}, which is no head")
     found = []
@@ -65,7 +70,8 @@ def read_checkpoints(
             findings.add("BadHead", f"{where} is a head of size {one.checkpoint.size}")
         elif one is not None:
             found.append(one)
-    _check_cosigned_note(folder, found, keys, chain, known, findings)
+    if handed_out is not None:
+        _check_cosigned_note(handed_out, found, keys, chain, known, findings)
     return tuple(found)
 
 
@@ -134,7 +140,7 @@ def witnessed(
 
 
 def _check_cosigned_note(
-    folder: LogFolder,
+    data: bytes,
     found: Iterable[VerifiedCheckpoint],
     keys: Sequence[VerifierKey],
     chain: EpochChain | None,
@@ -142,9 +148,7 @@ def _check_cosigned_note(
     findings: Findings,
 ) -> None:
     """cosigned.note is what a party hands out as proof: it must be one of the checkpoints, and genuine throughout."""
-    if not folder.cosigned.exists():
-        return
-    handed_out = _read_checkpoint(folder.cosigned.read_bytes(), "cosigned.note", keys, chain, known, findings)
+    handed_out = _read_checkpoint(data, "cosigned.note", keys, chain, known, findings)
     if handed_out is not None and all(other.checkpoint != handed_out.checkpoint for other in found):
         if handed_out.checkpoint.size > max((other.checkpoint.size for other in found), default=0):
             findings.add("TruncatedTail", f"cosigned.note speaks of {handed_out.checkpoint.size} entries")
@@ -226,6 +230,9 @@ class TreeCheck:
         self._stops = iter([*sorted({*self._own, *self._held}), 1 << 62])
         self.stop = next(self._stops)
         self._leaves = folder.leaves.open("rb") if folder.leaves.exists() else io.BytesIO()
+        # As long as it is now: the entries are read later, and a running agent may have added to both by then.
+        self._kept = self._leaves.seek(0, io.SEEK_END)
+        self._leaves.seek(0)
 
     def reach(self, latest: int) -> bool:
         """Compare the root of what has passed; whether the log itself has a checkpoint here."""
@@ -253,7 +260,7 @@ class TreeCheck:
         self._flush()
         while self.stop <= self._size:
             self.reach(latest)
-        if self._leaves.read(1):
+        if self._kept > 0:
             self._findings.add("LeavesMismatch", "leaves.bin has hashes of entries that are not here", self._size)
         self._leaves.close()
 
@@ -261,7 +268,8 @@ class TreeCheck:
         pending, self.pending = self.pending, []
         self._size += len(pending)
         self._range.extend(pending)
-        kept = self._leaves.read(HASH_SIZE * len(pending))
+        kept = self._leaves.read(min(HASH_SIZE * len(pending), self._kept))
+        self._kept -= len(kept)
         if kept == b"".join(pending):
             return
         start, sealed = self._size - len(pending), max(self._own, default=0)
@@ -319,3 +327,36 @@ def _under_listed_keys(agreements: Agreements, origin: str, verify: Callable[[Ve
         except (VerificationFailed, CodecError) as error:
             failure = error
     raise failure
+
+
+def held_checkpoints(paths: Iterable[Path], agreements: Agreements) -> dict[str, list[HeldCheckpoint]]:
+    """For each log, the genuine checkpoints of it that the given folders hold: under a listed key, or not at all."""
+    found: dict[str, list[HeldCheckpoint]] = {}
+    for path in paths:
+        folder = LogFolder(path)
+        for file in sorted(folder.witness.glob("*.json")) if not any(hostile(folder)) else ():
+            try:
+                kept = HeldCheckpoint.parse(file.read_bytes())
+                origin = kept.checkpoint.origin
+                verify_held(kept, agreements, origin)
+            except ToolkitError:
+                continue  # verify() of the folder that holds it says so
+            found.setdefault(origin, []).append(kept)
+    return found
+
+
+def hold_copies(
+    copies: Mapping[str, Sequence[Path]], agreements: Agreements, held: dict[str, list[HeldCheckpoint]]
+) -> None:
+    """Where several folders are of one log, add the newest checkpoint of each to those that are held of it."""
+    for origin, paths in copies.items():
+        for folder in map(LogFolder, paths) if len(paths) > 1 else ():
+            if any(hostile(folder)):
+                continue
+            try:
+                note = folder.checkpoint_note(folder.checkpoint_sizes()[-1])
+                kept = HeldCheckpoint(note=note, endorsements=tuple(folder.endorsements()))
+                verify_held(kept, agreements, origin)
+            except (ToolkitError, IndexError, OSError):
+                continue  # verify() of this folder says so
+            held.setdefault(origin, []).append(kept)

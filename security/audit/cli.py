@@ -141,7 +141,7 @@ def cross(
     statements = {statement.site: statement for statement in result.statements}
     by_log = {
         log.origin: (log, statements.get(history.name))
-        for log, history in zip(result.logs, result.histories, strict=True)
+        for log, history in result.told
     }
     if evidence is not None and result.forks:
         evidence.mkdir(parents=True, exist_ok=True)

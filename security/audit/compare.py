@@ -7,25 +7,32 @@ payments of privacy budget, and checkpoints of logs that are not here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from lazaret.errors import ConfigError, ToolkitError
+from lazaret.errors import ConfigError
 from security.audit import epsilon
 from security.audit.agreement import Agreements, Keys, coordinator_keys, coordinator_name, site_names
-from security.audit.checkpoints import verify_held
-from security.audit.completeness import join_first_models, join_manifests, join_unmasking, join_uploads, join_votes
+from security.audit.checkpoints import held_checkpoints, hold_copies
 from security.audit.egress_ledger import join_counts
 from security.audit.epsilon import EpsilonStatement
-from security.audit.facts import GREETING, LogHistory, read_history, towards
-from security.audit.findings import Finding, Findings, exit_code
-from security.audit.safe_files import hostile
+from security.audit.facts import GREETING, LogHistory, read_history, towards, tree_of
+from security.audit.findings import Concern, Finding, Findings, exit_code
+from security.audit.joint_rounds import (
+    join_first_models,
+    join_manifests,
+    join_models,
+    join_openings,
+    join_unmasking,
+    join_uploads,
+    join_votes,
+)
 from security.audit.verify import Verified, origin_of, verify
 from security.crypto.merkle import Tree
 from security.log.machine import SKEW_MS
-from security.log.reader import LogReader, Record
+from security.log.reader import Record
 from security.log.roster import COORDINATOR, SITE
 from security.log.store import LogFolder
 from security.log.witness import Fork, HeldCheckpoint
@@ -53,6 +60,17 @@ class Crossed:
         """0, 1 or 3 over everything."""
         return exit_code(self.findings)
 
+    @property
+    def told(self) -> Iterator[tuple[Verified, LogHistory]]:
+        """Each log with its history; of several copies of one log, the longest."""
+        return zip(longest(self.logs), self.histories, strict=True)
+
+
+def longest(logs: Sequence[Verified]) -> tuple[Verified, ...]:
+    """One log of each name: the longest copy, if possible of those whose record is intact."""
+    found = {log.origin: log for log in sorted(logs, key=lambda log: (log.verdict(Concern.RECORD) != 1, log.size))}
+    return tuple(log for log in logs if log is found[log.origin])
+
 
 def cross(
     paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: bool = False, lost: Collection[str] = ()
@@ -67,27 +85,35 @@ def cross(
     if strangers := sorted(set(lost) - agreements.names):
         raise ConfigError(f"{', '.join(strangers)} is no party of these logs", where="--lost")
     held = held_checkpoints(paths, agreements.vouched)
+    copies: dict[str, list[Path]] = {}
+    for path in dict.fromkeys(paths):
+        copies.setdefault(origin_of(path), []).append(path)
+    hold_copies(copies, agreements.vouched, held)
     logs = tuple(_verify(path, keys[path], held) for path in paths)
-    histories = tuple(_history(log, agreements) for log in logs)
+    # Of several copies of a log the longest one tells its story. It is held against the others by their checkpoints.
+    whole = longest(logs)
+    histories = tuple(_history(log, agreements) for log in whole)
     joint = Findings("between the logs")
     for one, other in agreements.conflicts():
         joint.add("ManifestConflict", f"{one.digest[:16]} and {other.digest[:16]} are both version {one.version}")
-    trees = {log.origin: tree_of(log.folder) for log in logs if log.size}
+    trees = {log.origin: tree_of(log.folder) for log in whole if log.size}
     matched, receipts = _join_messages(histories, agreements, trees, lost, joint)
     join_seen(histories, trees, joint)
     _join_models(histories, joint)
     _join_cohorts(histories, joint)
     join_unmasking(histories, joint)
     join_uploads(histories, joint)
-    in_force = {log.origin: log.agreement_at for log in logs}
+    join_openings(histories, joint)
+    in_force = {log.origin: log.agreement_at for log in whole}
     join_manifests(histories, in_force, joint)
     join_votes(histories, in_force, joint)
     if "LogMissing" not in joint and "LogLost" not in joint:
         join_first_models(histories, in_force, joint)
+        join_models(histories, in_force, joint)
     _join_held(held, logs, joint)
     epsilon.join_payments(histories, joint)
     statements, privacy = [], list[Finding]()
-    for log, history in zip(logs, histories, strict=True):
+    for log, history in zip(whole, histories, strict=True):
         findings = Findings(history.origin)
         statement = epsilon.replay(history, findings, second_opinion=second_opinion)
         if statement is not None:
@@ -105,22 +131,6 @@ def cross(
         receipts=receipts,
         forks=proofs,
     )
-
-
-def held_checkpoints(paths: Iterable[Path], agreements: Agreements) -> dict[str, list[HeldCheckpoint]]:
-    """For each log, the genuine checkpoints of it that the given folders hold: under a listed key, or not at all."""
-    found: dict[str, list[HeldCheckpoint]] = {}
-    for path in paths:
-        folder = LogFolder(path)
-        for file in sorted(folder.witness.glob("*.json")) if not any(hostile(folder)) else ():
-            try:
-                kept = HeldCheckpoint.parse(file.read_bytes())
-                origin = kept.checkpoint.origin
-                verify_held(kept, agreements, origin)
-            except ToolkitError:
-                continue  # verify() of the folder that holds it says so
-            found.setdefault(origin, []).append(kept)
-    return found
 
 
 def _verify(path: Path, keys: Keys, held: Mapping[str, Sequence[HeldCheckpoint]]) -> Verified:
@@ -298,14 +308,6 @@ def _compare(site: LogHistory, sent: Record, hub: LogHistory, got: Record, joint
 
 
 # What a party was shown of another's log, against that log
-
-
-def tree_of(path: Path) -> Tree:
-    """The tree over a log's lines, whatever they say."""
-    tree = Tree()
-    for block in LogReader(path, gaps=True).blocks():
-        tree.extend(block.leaves())
-    return tree
 
 
 def join_seen(histories: Iterable[LogHistory], trees: Mapping[str, Tree], joint: Findings) -> None:

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, Final
 
-from security.audit.agreement import AgreedRules, Agreement
-from security.audit.facts import LogHistory
+from security.audit.agreement import AgreedRules
 from security.audit.findings import Findings
 from security.log.reader import Record
 from security.log.roster import SITE
@@ -26,6 +24,8 @@ from security.log.roster import SITE
 RoundKey = tuple[str | None, int | None]
 VECTORS: Final = frozenset({"UploadFrame", "UploadHeader"})
 RECEIPTED: Final = frozenset({'"UploadFrame"', '"Unmask"'})  # steps whose receipts are steps, as entries have them
+# What only a running agent writes. Before `agent.start` nothing is known of its software and its options.
+OF_AN_AGENT: Final = frozenset({"aggregate.published", "egress", "ingress", "model.received", "train.done"})
 SENT: Final = {"UploadFrame": "upload", "Unmask": "shares sent", "Ack": "check"}
 
 
@@ -56,6 +56,10 @@ class _Round:
     shares: dict[str, dict[str, Any]] = field(default_factory=dict)  # what was opened first in each context
     sums: list[int] = field(default_factory=list)
     awaited: dict[str, _Awaited] = field(default_factory=dict)  # the newest upload and the shares sent
+    releases: int = 0  # how often shares were opened, and how often they were sent
+    answers: int = 0
+    vectors: set[str] = field(default_factory=set)  # digests of the vectors that left
+    arrived: set[str] = field(default_factory=set)  # at the coordinator: whose vectors came
     rules: AgreedRules | None = None  # those in force at the upload
 
 
@@ -68,7 +72,9 @@ class RoundBook:
         self._opened: dict[str | None, int] = {}  # runs for which data were opened, and the first entry
         self._plugins: dict[str | None, int] = {}  # runs whose method's own file was run
         self._blocked: dict[int, str] = {}
-        self._explained: list[str] = []
+        self._explained: list[tuple[int, str]] = []
+        self._listed: set[str] = set()  # sites of every manifest that was in force so far
+        self._ended: set[str | None] = set()  # runs that the operator has ended
         self._published: dict[str | None, int] = {}
         self._paid: dict[RoundKey, int] = {}
         self._connection = 0
@@ -97,10 +103,32 @@ class RoundBook:
         self._connection += 1
         self._owed.clear()
 
-    def await_receipt(self, key: RoundKey, message: str, msg_id: str, seq: int) -> None:
+    def await_receipt(self, key: RoundKey, message: str, msg_id: str, digest: str, seq: int) -> None:
         """A vector or shares left."""
         found = self._rounds.get(key) or self._rounds.setdefault(key, _Round())
         found.awaited[SENT[message]] = self._owed[msg_id] = _Awaited(seq, self._connection)
+        if SENT[message] == "upload":
+            found.vectors.add(digest)
+            self._one_mask_each(key, found, seq)
+        else:
+            found.answers += 1
+            self._each_release_is_logged(key, found, seq)
+
+    def _one_mask_each(self, key: RoundKey, found: _Round, seq: int) -> None:
+        """One context gives one mask, and the difference of two vectors under one mask is open. One may leave twice."""
+        if len(found.vectors) > max(len(found.cohorts), 1):
+            what = f"{len(found.vectors)} different vectors left, after {len(found.cohorts)} invitations"
+            self._findings.add("StepMissing", f"round {key[1]} of {key[0]}: {what}", seq)
+
+    def _each_release_is_logged(self, key: RoundKey, found: _Round, seq: int) -> None:
+        """A party that answers again logs it again: shares beyond that may be those of another set."""
+        if found.opened and found.answers > found.releases:
+            what = f"shares left {found.answers} times, and were opened {found.releases} times"
+            self._findings.add("StepMissing", f"round {key[1]} of {key[0]}: {what}", seq)
+
+    def arrived(self, key: RoundKey, sender: str) -> None:
+        """A vector came to the coordinator."""
+        self._rounds.setdefault(key, _Round()).arrived.add(sender)
 
     def receipt(self, msg_id: str) -> None:
         """The coordinator has a message."""
@@ -109,6 +137,8 @@ class RoundBook:
 
     def take(self, record: Record, rules: AgreedRules | None) -> None:
         """Any other entry."""
+        if rules is not None:
+            self._listed |= rules.sites
         match record.type:
             case "data.opened":
                 self._opened.setdefault(record.run, record.seq)
@@ -116,6 +146,9 @@ class RoundBook:
                 self._plugins.setdefault(record.run, record.seq)
             case "model.received":
                 self._of(record).steps.setdefault("model", record.seq)
+                self._not_ended(record)
+            case "run.stopped":
+                self._ended.add(record.run)
             case "train.done":
                 self._of(record).steps.setdefault("training", record.seq)
             case "round.invited":
@@ -135,10 +168,23 @@ class RoundBook:
                 if record.body["message"] in VECTORS:
                     self._blocked[record.seq] = record.body["rule"]
             case "operator.action":
-                self._explained.append(record.body["command"])
+                self._explained.append((record.seq, record.body["command"]))
+
+    def _not_ended(self, record: Record) -> None:
+        if record.run in self._ended:
+            detail = f"round {record.round} of {record.run}, which the operator had ended before"
+            self._findings.add("RoundsExceeded", detail, record.seq)
+
+    def _no_strangers(self, record: Record, names: Iterable[str]) -> None:
+        """Names that nobody bears would hide how few sites a sum is over, and whose keys were opened."""
+        strangers = set(names) - self._listed
+        if strangers and self._listed:
+            detail = f"round {record.round}: {min(strangers)} is a site of no manifest that was in force"
+            self._findings.add("SumMismatch", detail, record.seq)
 
     def _agree(self, record: Record) -> None:
         found, context = self._of(record), record.body["context"]
+        self._no_strangers(record, record.body["dropouts"])
         found.agreed[context] = record.body
         if context not in found.cohorts:
             found.uninvited.append(record.seq)
@@ -160,8 +206,10 @@ class RoundBook:
         elif set(record.body["mask_key"]) - opened != set(agreed["dropouts"]):
             detail = f"{where}: keys of other sites were opened than of those that dropped out"
             self._findings.add("SumMismatch", detail, record.seq)
+        self._no_strangers(record, opened | set(record.body["mask_key"]))
         self._one_kind(record)
         found.steps.setdefault("shares opened", record.seq)
+        found.releases += 1
         # A party that was killed sends the same answer again and logs it again; another one is a second sum. A later
         # attempt may repeat an opened set, also without a site that was proven to cheat, and no other.
         same = found.shares.setdefault(context, record.body) == record.body
@@ -194,11 +242,13 @@ class RoundBook:
         """Compare, now that everything was seen."""
         for seq, rule in self._blocked.items():
             # A whole number: what explains entry 12 does not explain entry 1.
-            if not any(re.search(rf"\bentry {seq}\b", words) for words in self._explained):
+            if not any(at > seq and re.search(rf"\bentry {seq}\b", words) for at, words in self._explained):
                 self._findings.add("VectorBlocked", f"entry {seq}: {rule[:120]}", seq)
-        if role == SITE:
-            for key, found in self._rounds.items():
+        for key, found in self._rounds.items():
+            if role == SITE:
                 self._judge(key, found)
+            else:
+                self._judge_arrivals(key, found)
 
     def _judge(self, key: RoundKey, found: _Round) -> None:
         run, number = key
@@ -212,6 +262,13 @@ class RoundBook:
             self._findings.add("RoundUnfinished", where, found.steps["invitation"])
         if found.opened and "check" not in found.steps:
             self._findings.add("ResultUnchecked", where, found.steps["shares opened"])
+
+    def _judge_arrivals(self, key: RoundKey, found: _Round) -> None:
+        """At the coordinator: it cannot unmask a vector that did not come."""
+        summed = {name for body in found.shares.values() for name in body["self_mask"]}
+        if missing := sorted((summed & self._listed) - found.arrived):
+            detail = f"round {key[1]} of {key[0]}: a sum with {missing[0]}, of which no vector came"
+            self._findings.add("SumMismatch", detail, *found.opened.values())
 
     def _judge_upload(self, where: str, run: str | None, found: _Round, upload: int, paid: int) -> None:
         """Nothing leaves before the steps that it is made by."""
@@ -257,86 +314,6 @@ class RoundBook:
             self._findings.add("RoundUnfinished", detail, found.steps["shares opened"])
 
 
-def join_unmasking(histories: Sequence[LogHistory], joint: Findings) -> None:
-    """Over all logs: for no site of an attempt were self-mask shares *and* key shares opened."""
-    opened: dict[str, dict[str, dict[str, int]]] = {}
-    for history in histories:
-        for record in history.of("secagg.unmasked"):
-            kinds = opened.setdefault(record.body["context"], {"self_mask": {}, "mask_key": {}})
-            for kind, names in kinds.items():
-                for name in record.body[kind]:
-                    names.setdefault(name, record.seq)
-    for kinds in opened.values():
-        for name in sorted(kinds["self_mask"].keys() & kinds["mask_key"].keys()):
-            joint.add(
-                "MaskExposure",
-                f"both kinds of share were opened for {name}",
-                kinds["self_mask"][name],
-                kinds["mask_key"][name],
-            )
-
-
-def join_uploads(histories: Sequence[LogHistory], joint: Findings) -> None:
-    """Over all logs: of every site whose mask was opened a vector left. Else a sum is over fewer than it says."""
-    sent = {
-        history.name: {record.key for record in history.of("egress") if record.body["message"] == "UploadFrame"}
-        for history in histories
-        if history.role == SITE
-    }
-    for history in histories:
-        for record in history.of("secagg.unmasked"):
-            for name in record.body["self_mask"]:
-                if record.key not in sent.get(name, {record.key}):
-                    detail = f"round {record.round}: {history.name} opened the mask of {name}, which sent no vector"
-                    joint.add("SumMismatch", detail, record.seq)
-
-
-InForce = Mapping[str, Callable[[int], Agreement | None]]  # for each log, the manifest at an entry
-
-
-def join_manifests(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
-    """Over all logs: a context has the hash of one manifest, so who joins it is under that manifest and no other."""
-    seen: dict[str, tuple[str, str, int]] = {}
-    for history in histories:
-        for record in history.of("round.invited"):
-            agreement = in_force[history.origin](record.seq)
-            if agreement is None:
-                continue
-            told = (agreement.digest, history.name, record.seq)
-            digest, name, seq = seen.setdefault(record.body["context"], told)
-            if digest != agreement.digest:
-                detail = f"round {record.round}: {name} and {history.name} were under different manifests"
-                joint.add("SplitCohort", detail, seq, record.seq)
-
-
-def join_first_models(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
-    """A run begins with the model that its manifest names. If a log is not here, its beginning may not be either."""
-    first: dict[str | None, tuple[int, LogHistory, Record]] = {}
-    for history in histories:
-        for record in history.of("model.received"):
-            told = (record.round or 0, history, record)
-            if record.run not in first or told[0] < first[record.run][0]:
-                first[record.run] = told
-    for number, history, record in first.values():
-        agreement, model = in_force[history.origin](record.seq), record.body["model"]
-        rules = agreement.rules if agreement else None
-        if rules is not None and record.run == rules.run and model != rules.initial_state:
-            what = f"{record.run} begins with model {model[:16]}, agreed is {rules.initial_state[:16]}"
-            joint.add("MethodMismatch", f"round {number}: {what}", record.seq)
-
-
-def join_votes(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
-    """Where the manifest asks for votes, nobody trains on a model before the vote: somebody's log has it."""
-    voted = {record.key for history in histories for record in history.of("result.voted")}
-    for history in histories:
-        for last, record in pairwise(history.of("aggregate.published")):
-            agreement = in_force[history.origin](record.seq)
-            asked = agreement is not None and agreement.rules is not None and agreement.rules.vote
-            if asked and last.run == record.run and last.key not in voted:
-                detail = f"round {record.round}: a sum, and no vote on that of round {last.round} before it"
-                joint.add("StepMissing", detail, record.seq)
-
-
 class IsolationBook:
     """Whether the process that saw images was isolated, as the site said before it trained.
 
@@ -369,3 +346,36 @@ class IsolationBook:
             self._findings.add("IsolationMissing", f"entry {seq}: no trainer.isolated since the start", seq)
         elif self._open and self.required:
             self._findings.add("IsolationWeak", f"entry {seq}: trained with {self._open}", seq)
+
+
+class SettingsBook:
+    """Configuration and policy of a log: whoever starts with others has said so before.
+
+    :ivar policy: the digest in force, as entries have it.
+    """
+
+    def __init__(self, findings: Findings) -> None:
+        self.policy = ""
+        self._config = ""
+        self._findings = findings
+
+    def started(self, config: str, seq: int) -> None:
+        """`agent.start`."""
+        if self._config not in ("", config):
+            self._findings.add("SettingsUnannounced", f"entry {seq} starts with another configuration", seq)
+        self._config = config
+
+    def config_changed(self, match: re.Match[str], seq: int) -> None:
+        """`config.changed`."""
+        self._changed("configuration", self._config or match["body_old"], match, seq)
+        self._config = match["body_new"]
+
+    def policy_changed(self, match: re.Match[str], seq: int) -> None:
+        """`policy.changed`."""
+        self._changed("policy", self.policy, match, seq)
+        self.policy = match["body_new"]
+
+    def _changed(self, what: str, before: str, match: re.Match[str], seq: int) -> None:
+        if match["body_old"] != before:
+            self._findings.add("SettingsUnannounced", f"entry {seq} replaces another {what} than the last one", seq)
+        self._findings.add("SettingsChanged", f"entry {seq}: {what}, by {match['body_who'][:80]}", seq)

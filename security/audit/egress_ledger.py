@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from lazaret.kernel_bytes import NAMESPACE, PROCESS
 from security.audit.facts import LogHistory
@@ -184,3 +185,23 @@ def join_counts(hub: LogHistory, sites: int, joint: Findings) -> None:
     if counted > most:
         detail = f"its kernel counted {counted} bytes in, its log explains {everything}, with TLS at most {int(most)}"
         joint.add("IngressSurplus", f"{hub.name}: {detail}")
+
+
+# Which numbers a message may state. Its length follows from them, so that large ones would make room for anything.
+
+MOST_HEAD_SIGNATURES: Final = 2  # two at the change of an epoch
+
+
+def possible(message: str, numbers: Mapping[str, Any], sites: int, epoch: int) -> bool:
+    """Whether a message can have these numbers.
+
+    :param sites: how many the largest manifest lists.
+    :param epoch: that of the entry. Of its own log a site shows no more keys than it has.
+    """
+    of_a_log = message in ("Head", "Cosignature", "Held")
+    return (
+        numbers["cohort"] <= sites
+        and (of_a_log or numbers["path"] < sites)
+        and numbers["head_signatures"] <= MOST_HEAD_SIGNATURES
+        and (message != "Head" or numbers["epochs"] <= epoch + 2)
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from security.audit.safe_files import refuse_hostile
+from security.crypto.merkle import Tree
 from security.log.reader import LogReader, Record
 
 GREETING: Final = "Open"  # the message that a connection begins with
@@ -69,6 +70,14 @@ def read_history(path: Path, *, origin: str, name: str, role: str) -> LogHistory
         first, _ = history.boots.get(record.boot, (record.ts, record.ts))
         history.boots[record.boot] = (first, record.ts)
     return history
+
+
+def tree_of(path: Path) -> Tree:
+    """The tree over a log's lines, whatever they say."""
+    tree = Tree()
+    for block in LogReader(path, gaps=True).blocks():
+        tree.extend(block.leaves())
+    return tree
 
 
 def towards(site: LogHistory, keys: Collection[str], heard: Collection[tuple[str, str]]) -> LogHistory:

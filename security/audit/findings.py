@@ -111,6 +111,9 @@ CODES: Final[dict[str, Code]] = {
     "TornWrite": _note(
         "a crash left an incomplete write, which was moved to evidence/", "examine the file in evidence/"
     ),
+    "TornWriteMissing": _undecided(
+        "what a crash left is not in evidence/ as the log says", "ask for a new copy of the whole folder"
+    ),
     "NoStop": _undecided(
         "the log ends while the agent is running: it is incomplete, or the end was cut off", "ask for a newer copy"
     ),

@@ -130,7 +130,7 @@ def _versions(result: Crossed) -> str:
 def _processing(result: Crossed) -> list[dict[str, Any]]:
     """What each party states, and what its log says of exports, erasures and witnesses; for who signs the report."""
     shown = []
-    for log, history in zip(result.logs, result.histories, strict=True):
+    for log, history in result.told:
         stated = processing_json(history)
         rows: list[tuple[str, Piece]] = [("Software", _listed(stated["versions"]))]
         rows.append(("Digest of its code", tuple(digest(one) for one in stated["packages"]) or "not stated"))
@@ -214,7 +214,7 @@ def _not_done(result: Crossed, pinned: bool) -> list[str]:
 
 def _logs(result: Crossed) -> list[Row]:
     rows: list[Row] = []
-    for log, history in zip(result.logs, result.histories, strict=True):
+    for log, history in result.told:
         newest, witnessed = log.checkpoints.newest, log.checkpoints.witnessed
         parties = {party.cosigner: party.name for party in log.roster.parties} if log.roster else {}
         names = sorted(parties.get(key, key.name) for key in witnessed.cosigners) if witnessed else []
@@ -298,7 +298,7 @@ def _equation(surplus: int) -> Piece:
 def _egress(result: Crossed) -> dict[str, Any]:
     classes = sorted({name for log in result.logs for name in log.ledger.messages})
     rows: list[Row] = []
-    for log, history in zip(result.logs, result.histories, strict=True):
+    for log, history in result.told:
         if log.role != SITE:
             continue
         row: list[Piece] = [Span(history.name)]
@@ -359,6 +359,6 @@ def _witnesses(result: Crossed) -> Drawing | None:
             history.name,
             sorted({(time, key.name) for head in log.checkpoints.signed for key, time in head.cosigners.items()}),
         )
-        for log, history in zip(result.logs, result.histories, strict=True)
+        for log, history in result.told
     ]
     return charts.witness_chart(rows) if any(seen for _, seen in rows) else None

@@ -49,6 +49,11 @@ def read_capped(path: Path, most: int) -> bytes:
     return data
 
 
+def is_leftover(name: str) -> bool:
+    """A file that was not put in its place yet when its writer was killed, or when the folder was copied."""
+    return name.startswith(".") and name.endswith(".new")
+
+
 def list_files(folder: Path, problems: list[Finding], *, limit: int) -> list[Path]:
     """The files of a folder, sorted; none where it does not exist."""
     if not folder.is_dir() or folder.is_symlink():
@@ -57,7 +62,7 @@ def list_files(folder: Path, problems: list[Finding], *, limit: int) -> list[Pat
         names = [entry.name for entry in islice(found, limit + 1)]
     if len(names) > limit:
         problems.append(Finding(code="HostileFolder", log="", detail=f"{folder.name}/ has more than {limit} files"))
-    return [folder / name for name in sorted(names[:limit])]
+    return [folder / name for name in sorted(names[:limit]) if not is_leftover(name)]
 
 
 def hostile(folder: LogFolder) -> Iterator[str]:

@@ -14,11 +14,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from security.audit.agreement import Agreement, Agreements
+from security.audit.agreement import EVER, NEVER, Agreement, Agreements
 from security.audit.checkpoints import TreeCheck, VerifiedCheckpoint
-from security.audit.completeness import RECEIPTED, IsolationBook, RoundBook, round_key
+from security.audit.completeness import OF_AN_AGENT, RECEIPTED, IsolationBook, RoundBook, SettingsBook, round_key
 from security.audit.conformance import RULES, breaches
-from security.audit.egress_ledger import EgressLedger
+from security.audit.egress_ledger import EgressLedger, possible
 from security.audit.findings import Findings
 from security.log.egress import LEAST_UNIFORMITY, MASKED, due_bytes, permitted
 from security.log.keys import EpochChain
@@ -30,13 +30,14 @@ from security.log.store import LogFolder
 from security.log.witness import HeldCheckpoint
 
 SILENCE_MS: Final = 2 * HEARTBEAT_MS
-QUOTE: Final = '"'
 UNDATED: Final = frozenset({"control", "checkpoint"})  # a member whose certificate ended may still say so
+UPLOAD: Final = "UploadFrame"
 ACKNOWLEDGEMENT: Final = '"Ack"'  # belongs to a result, not to a round, so every one counts
 RECONNECT: Final = '"Open"'  # the first message of every connection
 
 # Everything that a rule or the steps of a round are judged by, besides what has a handler of its own.
-JUDGED: Final = frozenset(RULES) | {"dp.committed", "egress.blocked", "operator.action", "secagg.unmasked"}
+JUDGED: Final = frozenset(RULES) | {"dp.committed", "egress.blocked", "operator.action", "run.stopped"}
+
 
 Match = re.Match[str]
 
@@ -65,10 +66,12 @@ class Scan:
         self.given: dict[str, int] = {}  # for each other log, the largest checkpoint of it that was cosigned here
         self.cosigned: dict[int, dict[str, int]] = {}  # own checkpoints: who cosigned each, and the entry that says so
         self.shown: dict[str, int] = {}  # sizes of own checkpoints that travelled with messages, and the first entry
+        self.torn: dict[str, int] = {}  # digests of incomplete writes that were set aside, and the entry that says so
         self.erased: list[range] = []  # entries whose annexes were erased
         self.running = False  # whether the agent was started and has not said that it stops
         self.rounds = RoundBook(findings)
         self._agreements = agreements
+        self._sites = max((len(one.rules.sites) for one in agreements.versions if one.rules), default=0)
         self._adopted_at: list[int] = []  # entries from which on another manifest is in force,
         self._in_force: list[Agreement | None] = []  # and which one
         self.tree = TreeCheck(folder, signed, held, findings)
@@ -78,13 +81,15 @@ class Scan:
         self._epoch = "0"
         self._boot = self._role = ""
         self._boots: set[str] = set()
-        self._config = self._policy = self._digest_of_last = ""
+        self._digest_of_last = ""
+        self._settings = SettingsBook(findings)
         self.isolation = IsolationBook(findings)
         self._ts = self._latest = self._mono = self._sealed_mono = self._floor = 0
         self._names: frozenset[str] | set[str] = frozenset()
         self._destinations: frozenset[str] = frozenset()
         self._windows: Mapping[str, tuple[int, int]] = {}
-        self._own_window = (0, 1 << 62)
+        self._own_window = EVER
+        self._modulus = ""
         self._sent: set[tuple[str, str, str]] = set()
         self._due: dict[tuple[str, str], str] = {}
         self._segment = sha256()
@@ -94,15 +99,15 @@ class Scan:
             "agent.start": self._start,
             "agent.stop": lambda *_: setattr(self, "running", False),
             "aggregate.published": lambda _, seq: self._check_dates(self._own_window, "a sum", seq),
-            "config.changed": self._config_changed,
-            "policy.changed": self._policy_changed,
+            "config.changed": self._settings.config_changed,
+            "policy.changed": self._settings.policy_changed,
             "clock.adjusted": self._adjusted,
             "annex.erased": self._erased,
             "cosigned": self._cosigned,
             "trainer.isolated": self.isolation.said,
             "train.done": self.isolation.trained,
             "egress": self._egress,
-            "heartbeat": self._heartbeat,
+            "heartbeat": lambda *_: setattr(self, "_heartbeats", self._heartbeats + 1),
             "ingress": self._ingress,
             "ingress.partial": self._partial,
             "key.rotated": self._rotated,
@@ -110,7 +115,7 @@ class Scan:
             "net.counter": self.ledger.counter,
             "receipt": self._receipt,
             "segment.sealed": self._sealed,
-            "software.differs": self._differs,
+            "software.differs": lambda at, n: findings.add("SoftwareDiffers", f"entry {n}: {at['body_count']} of them", n),
         }
 
     def run(self, files: list[Path]) -> None:
@@ -185,6 +190,8 @@ class Scan:
             self.commitments[seq] = commitment[1:-1]
         self._time(kind, boot, int(wall), int(mono), match, seq)
         self.types[kind] = self.types.get(kind, 0) + 1
+        if not self.running and kind in OF_AN_AGENT:
+            self.findings.add("StepMissing", f"entry {seq}: {kind}, and no agent.start before it in this boot", seq)
         handler = self._handlers.get(kind)
         if handler is not None:
             handler(match, seq)
@@ -225,7 +232,9 @@ class Scan:
         self._destinations = frozenset(f'"{key}"' for key in rules.destinations) if rules else frozenset()
         self._windows = rules.certificates if rules else {}
         party = agreement.roster.by_origin.get(self.findings.log) if agreement else None
-        self._own_window = self._windows.get(party.name, (0, 1 << 62)) if party else (0, 1 << 62)
+        # Whom the manifest does not list has no certificate under it. Where rules are not known, nobody has.
+        self._own_window = self._windows.get(party.name if party else "", NEVER) if rules else EVER
+        self._modulus = f"{rules.modulus_bits}" if rules else ""
         if agreement is None:
             self.findings.add("ManifestMissing", f"the manifest in force from entry {seq} on is not here", seq)
         elif rules is None:
@@ -268,7 +277,7 @@ class Scan:
         if seq:
             self.findings.add("GenesisInvalid", f"a second genesis at entry {seq}", seq)
         self._take_force(match["body_manifest"][1:-1], seq)
-        self._policy = match["body_policy"]
+        self._settings.policy = match["body_policy"]
         self._role = match["body_role"][1:-1]
         self.ledger.bounded = self._role == SITE
 
@@ -287,22 +296,7 @@ class Scan:
     def _start(self, match: Match, seq: int) -> None:
         self.running = True
         self.isolation.started()
-        if self._config not in ("", match["body_config"]):
-            self.findings.add("SettingsUnannounced", f"entry {seq} starts with another configuration", seq)
-        self._config = match["body_config"]
-
-    def _config_changed(self, match: Match, seq: int) -> None:
-        self._changed("configuration", self._config or match["body_old"], match, seq)
-        self._config = match["body_new"]
-
-    def _policy_changed(self, match: Match, seq: int) -> None:
-        self._changed("policy", self._policy, match, seq)
-        self._policy = match["body_new"]
-
-    def _changed(self, what: str, before: str, match: Match, seq: int) -> None:
-        if match["body_old"] != before:
-            self.findings.add("SettingsUnannounced", f"entry {seq} replaces another {what} than the last one", seq)
-        self.findings.add("SettingsChanged", f"entry {seq}: {what}, by {match['body_who'][:80]}", seq)
+        self._settings.started(match["body_config"], seq)
 
     def _adjusted(self, match: Match, seq: int) -> None:
         self.findings.add("ClockAdjusted", f"entry {seq}: by {match['body_offset_ms']} ms", seq)
@@ -322,25 +316,20 @@ class Scan:
         else:
             self._floor = max(self._floor, seen - SKEW_MS)
 
-    def _heartbeat(self, _match: Match, _seq: int) -> None:
-        self._heartbeats += 1
-
     def _erased(self, match: Match, seq: int) -> None:
         # What comes later was not there to be erased.
         self.erased.append(range(int(match["body_first"]), min(int(match["body_last"]), seq) + 1))
 
     def _recovered(self, match: Match, seq: int) -> None:
         self.findings.add("TornWrite", f"{match['body_bytes']} bytes were set aside before entry {seq}", seq)
-
-    def _differs(self, match: Match, seq: int) -> None:
-        self.findings.add("SoftwareDiffers", f"entry {seq}: {match['body_count']} packages", seq)
+        self.torn[match["body_quarantined"][1:-1]] = seq
 
     def _receipt(self, match: Match, seq: int) -> None:
         self.rounds.receipt(self.ledger.receipt(match, seq))
 
     def _egress(self, match: Match, seq: int) -> None:
         run, number, destination = match.group("run", "round", "body_destination")
-        msg_id, message, data_class, size, expected, masked, evenness, head, shape = match.group(
+        msg_id, message, data_class, size, expected, masked, evenness, modulus, head, shape = match.group(
             "body_msg_id",
             "body_message",
             "body_data_class",
@@ -348,6 +337,7 @@ class Scan:
             "body_expected_bytes",
             "body_masked",
             "body_uniformity",
+            "body_modulus_bits",
             "body_head",
             "body_shape",
         )
@@ -355,14 +345,14 @@ class Scan:
         self._check_length(message, shape, size, expected, int(head), seq)
         is_vector = data_class == f'"{MASKED}"'
         if is_vector:
-            self._check_mask(message, masked, evenness, seq)
+            self._check_mask(message, masked, evenness, modulus, seq)
         if head not in self.shown and int(head) <= seq:
             self.shown[head] = seq
         if message == RECONNECT:
             self.ledger.reconnected()
             self.rounds.reconnected()
         elif message in RECEIPTED:
-            self.rounds.await_receipt(round_key(run, number), message[1:-1], msg_id, seq)
+            self.rounds.await_receipt(round_key(run, number), message[1:-1], msg_id, match["body_sha256"], seq)
         self.ledger.add(data_class[1:-1], int(size), msg_id)
         if destination not in self._destinations and self._destinations:
             self.findings.add("DestinationUnknown", f"entry {seq} went to {destination[1:17]}", seq)
@@ -381,10 +371,11 @@ class Scan:
         if size != due or expected != due or head > seq:
             self.findings.add("SurplusBytes", f"{message[1:-1]} at entry {seq}: {size} bytes, {due} due", seq)
 
-    def _check_mask(self, message: str, masked: str, evenness: str, seq: int) -> None:
-        if masked != "true" or evenness == "null" or float(evenness[1:-1]) < LEAST_UNIFORMITY:
-            detail = f"{message[1:-1]} at entry {seq}: masked {masked}, uniformity {evenness.strip(QUOTE)}"
-            self.findings.add("UnmaskedVector", detail, seq)
+    def _check_mask(self, message: str, masked: str, evenness: str, modulus: str, seq: int) -> None:
+        even = evenness != "null" and LEAST_UNIFORMITY <= float(evenness[1:-1]) <= 1
+        if masked != "true" or not even or modulus != (self._modulus or modulus):
+            what = f"masked {masked}, uniformity {evenness}, modulus {modulus}"
+            self.findings.add("UnmaskedVector", f"{message[1:-1]} at entry {seq}: {what}", seq)
 
     def _first_sent(self, run: str, number: str, message: str, seq: int, *, is_vector: bool) -> None:
         """A message type for the first time in a round: enough for the steps of a round and the dates of a member."""
@@ -397,10 +388,16 @@ class Scan:
         self.rounds.sent(round_key(run, number), message, seq, rules)
 
     def _ingress(self, match: Match, seq: int) -> None:
-        sender = match["body_sender"][1:-1]
-        if not self._windows:
-            return
-        window, message = self._windows.get(sender), match["body_message"][1:-1]
+        sender, message = match["body_sender"][1:-1], match["body_message"][1:-1]
+        if message == UPLOAD:
+            self.rounds.arrived(round_key(*match.group("run", "round")), sender)
+        if self._windows:
+            self._check_sender(sender, message, seq)
+
+    def _check_sender(self, sender: str, message: str, seq: int) -> None:
+        window = self._windows.get(sender)
+        if message not in permitted():
+            self.findings.add("ForbiddenMessage", f"entry {seq}: {message[:40]} of {sender}, which no site sends", seq)
         if window is None:
             self.findings.add("SenderUnlisted", f"entry {seq}: {message} of {sender}", seq)
         elif permitted().get(message) not in UNDATED:
@@ -427,6 +424,8 @@ class Scan:
             self.findings.add("LayoutMismatch", detail, seq)
         named = numbers["named"]
         if named is not None and self._names and named not in self._names:
+            return "none"
+        if self._sites and not possible(message[1:-1], numbers, self._sites, int(self._epoch)):
             return "none"
         return str(due_bytes(message[1:-1], self.findings.log, numbers))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from itertools import islice
 from pathlib import Path
 from statistics import median_low
@@ -118,6 +118,7 @@ def verify(path: Path, keys: Keys, held: Sequence[HeldCheckpoint] = ()) -> Verif
     _check_times(checkpoints, scan, agreements.observers, findings)
     _check_witnesses(folder, agreements, scan, findings)
     _check_evidence(folder, agreements, findings)
+    _check_torn(folder, scan, findings)
     _check_held(scan, held, findings)
     _check_annexes(folder, scan, findings)
     _check_cosignatures(folder, checkpoints, scan, findings)
@@ -386,6 +387,17 @@ def _check_evidence(folder: LogFolder, agreements: Agreements, findings: Finding
             findings.add("EvidenceInvalid", f"{name}: {error.message}")
         else:
             findings.add("Fork", f"{fork.origin} signed two histories; this party holds the evidence: {name}")
+
+
+def _check_torn(folder: LogFolder, scan: Scan, findings: Findings) -> None:
+    """What was set aside after a crash is still there, so that somebody can look at it."""
+    kept = set()
+    for path in folder.evidence.glob("torn-*") if scan.torn else ():
+        with path.open("rb") as file:
+            kept.add(file_digest(file, "sha256").hexdigest())
+    for digest, seq in scan.torn.items():
+        if digest not in kept:
+            findings.add("TornWriteMissing", f"entry {seq}: evidence/ has no file with SHA-256 {digest[:16]}", seq)
 
 
 def _check_held(scan: Scan, held: Sequence[HeldCheckpoint], findings: Findings) -> None:

@@ -286,9 +286,10 @@ class AuditLog:
 
     def _publish_checkpoint(self, *signers: NoteSigner) -> Note:
         note = self._machine.checkpoint(*signers, *self._beside())
-        self._writer.disk.publish(self._writer.checkpoint_path(self.size), note.encode())
+        # First the leaves: whoever verifies this log meanwhile finds no checkpoint without them.
         self._writer.write_leaves([self._machine.tree.leaf(seq) for seq in range(self._leaves, self.size)])
         self._leaves = self.size
+        self._writer.disk.publish(self._writer.checkpoint_path(self.size), note.encode())
         self._newest, self._sealed_ms = note, self._clock.mono_ms()
         return note
 

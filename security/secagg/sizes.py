@@ -50,6 +50,8 @@ def _body(cls: type[Wire], lengths: Lengths) -> int:
 
 def _field(number: int, kind: FieldKind, length: Any) -> int:
     if isinstance(kind, Many):
+        if len(length) > kind.limit:
+            raise LocalProtocolError("a list is longer than its bound")
         return sum(_field(number, kind.item, item) for item in length)
     if isinstance(kind, Maybe):
         return 0 if length is None else _field(number, kind.item, length)

@@ -112,7 +112,7 @@ CHECKS: Final[dict[str, tuple[tuple[object, str, object], ...]]] = {
     ),
     "RootMismatch": ((TreeCheck, "_compare_own", _off),),
     "RunEpsilonExceeded": ((epsilon, "check_run_epsilon", _off),),
-    "SenderUnlisted": ((Scan, "_ingress", _off), (Scan, "_partial", _off)),
+    "SenderUnlisted": ((Scan, "_check_sender", _off), (Scan, "_partial", _off)),
     "SequenceGap": ((Scan, "_entry", _counts_itself),),
     "SettingsUnannounced": ((Scan, "_start", lambda scan, *_: setattr(scan, "running", True)),),
     "SplitCohort": ((compare, "_join_cohorts", _off),),

@@ -86,6 +86,7 @@ class Federation:
         self.dp_sites = tuple(dp_sites)
         self.model = rules.initial_state if rules else MODEL_0
         self.round = 0
+        self._vector = b""
         self.gone: list[Member] = []
         self._told: set[tuple[str, str]] = set()
         self._owed: list[tuple[Member, str, int, int]] = []
@@ -392,9 +393,10 @@ class Federation:
         msg_id, head = self.rng.bytes(16).hex(), checkpoint_of(member.log.newest_checkpoint).size
         same: dict[str, Any] = {"msg_id": msg_id, "shape": shape, "destination": self.destination, "head": head}
         if message == "UploadFrame":
-            vector = self.rng.bytes(self.vector_bytes)
-            root = sha256(vector).digest()
-            entry = check_outgoing_vector(OutgoingVector(vector=vector, root=root, modulus_bits=32, **same))
+            vector = self._vector if frame else self.rng.bytes(self.vector_bytes)
+            self._vector = vector
+            root, bits = sha256(vector).digest(), self.rules.modulus_bits if self.rules else 32
+            entry = check_outgoing_vector(OutgoingVector(vector=vector, root=root, modulus_bits=bits, **same))
         else:
             entry = check_outgoing(Outgoing(message=message, payload=self.rng.bytes(due), **same))
         member.log.append(entry, run=self.run, round=number)

@@ -101,17 +101,18 @@ def test_page_has_the_length_of_every_message() -> None:
     draw = random.Random("shapes")
     for name in audit_formats.classes():
         for _ in range(40):
-            cohort, vector = draw.randint(1, 255), draw.randint(1, 3_000_000)
+            # Around the bounds of lists, too: 255 of a cohort, 63 hashes, 64 signatures, 4096 keys.
+            cohort, vector = draw.randint(1, 260), draw.randint(1, 3_000_000)
             frames = draw.randint(0, 3) if name == "UploadFrame" else draw.choice((1, 1, 2))
             shape = {
                 "cohort": cohort,
-                "cosigned": draw.randint(0, 3),
-                "epochs": draw.randint(0, 4000),
+                "cosigned": draw.choice((0, 3, 62, 63, 64)),
+                "epochs": draw.choice((0, 4000, 4096, 4097)),
                 "frame": draw.randint(0, -(-vector // audit_formats.FRAME)),
                 "frames": frames,
-                "head_signatures": draw.randint(1, 2),
+                "head_signatures": draw.choice((1, 2, 64, 65)),
                 "named": draw.choice((None, "a", "vienna", "vienna.lesions/audit")),
-                "path": draw.randint(0, min(cohort - 1, 63)),
+                "path": min(cohort - 1, draw.choice((0, 5, 63, 64, 255, 256))),
                 "vector_bytes": vector,
             }
             try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import security.audit.verify as verify_module
 from lazaret.errors import AuditLogError, ToolkitError
 from security.audit.verify import verify
 from security.log import events as ev
@@ -153,11 +154,30 @@ def test_what_a_kill_leaves_of_a_head_is_removed_at_the_next_start(lonely: Lonel
     lonely.log.append(ev.AgentStop(reason="end"))
     lonely.log.checkpoint()
     lonely.log.close()
-    (Tampering(lonely.folder).folder.checkpoints / ".7.note.4557.new").write_bytes(b"half of a he")
-    before = lonely.codes()
-    assert "BadHead" in before
+    left = Tampering(lonely.folder).folder.checkpoints / ".7.note.4557.new"
+    left.write_bytes(b"half of a he")
+    assert lonely.codes() == set(), "a kill is no fault of whoever was killed"
     lonely.reopen()
-    assert lonely.codes() == before - {"BadHead"}
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("change", ["gone", "changed"])
+def test_what_a_crash_left_is_kept(change: str, lonely: Lonely, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log says what was set aside, by its digest: that it can be looked at is part of the record."""
+    lonely.log.checkpoint()
+    lonely.log._writer.close()
+    with Tampering(lonely.folder).folder.segment(0).open("ab") as segment:
+        segment.write(b'{"actor":"agent","annex_com')
+    lonely.reopen().checkpoint()
+    assert lonely.codes() == set()
+    (torn,) = Tampering(lonely.folder).folder.evidence.glob("torn-*")
+    if change == "gone":
+        torn.unlink()
+    else:
+        torn.write_bytes(torn.read_bytes() + b"x")
+    assert lonely.codes() == {"TornWriteMissing"}
+    monkeypatch.setattr(verify_module, "_check_torn", lambda *_: None)
+    assert lonely.codes() == set(), "twin"
 
 
 def test_second_writer_is_refused(lonely: Lonely) -> None:

@@ -150,6 +150,7 @@ def test_a_revoked_site_that_goes_on_is_found(tmp_path: Path) -> None:
     gone = federation.members["wels"]
     federation.republish()
     federation.reopen(gone)
+    federation._start(gone)
     federation.play(1)
     federation.send(gone, "Ready", 2)
     federation.give_receipts()

@@ -393,6 +393,11 @@ def due_bytes(message: str, origin: str, shape: dict[str, Any]) -> int:
     assert row is not None
     site, _, federation = origin.removesuffix("/audit").partition(".")
     named = shape["named"] or ""
+    signatures = shape["head_signatures"] + (shape["cosigned"] if "*cosigned" in row[3] else 0)
+    lists = {"path": 63 if message == "Head" else 255, "cohort": 255, "epochs": 4096}
+    demand(all(shape[word] <= most for word, most in lists.items() if f"*{word}" in row[3]), "a list is too long")
+    demand(signatures <= 64 or message == "UploadFrame", "too many signatures")
+    demand("*earlier" not in row[3] or shape["cohort"] <= 256, "too many boxes")
     size, frames = shape["vector_bytes"], -(-shape["vector_bytes"] // FRAME)
     words: dict[str, int] = {key: value for key, value in shape.items() if key != "named"} | {
         "site": len(site),

@@ -159,17 +159,33 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
     shares: dict[tuple[Round, str], Any] = {}
     sums: dict[Round, int] = {}
     cohorts: dict[tuple[Round, str], int] = {}
+    listed: set[str] = set()  # sites of all manifests that were in force so far
+    ended: set[str | None] = set()
+    vectors: dict[Round, set[str]] = {}
+    answers: dict[Round, int] = {}
+    opened_in: list[Round] = []  # the round of each secagg.unmasked so far
+    arrived: set[tuple[Round, str]] = set()
     sent: dict[tuple[Round, str], tuple[int, int]] = {}  # the newest upload and Unmask: on which stream, and the entry
     owed: dict[str, int] = {}
     receipted: set[int] = set()
     boot, stream, own = "", 0, entries[0]["origin"].partition(".")[0]
     opened = {entry["run"]: entry["seq"] for entry in reversed(entries) if entry["type"] == "data.opened"}
     loaded = {entry["run"]: entry["seq"] for entry in reversed(entries) if entry["type"] == "plugin.loaded"}
-    words = [entry["body"]["command"] for entry in entries if entry["type"] == "operator.action"]
+    words = [(entry["seq"], entry["body"]["command"]) for entry in entries if entry["type"] == "operator.action"]
     for entry, agreed in zip(entries, in_force, strict=True):
         kind, body, key = entry["type"], entry["body"], (entry["run"], entry["round"])
         seen, where = steps.setdefault(key, {}), f"entry {entry['seq']}"
         seen.setdefault(kind, entry["seq"])
+        listed |= {member["id"] for member in agreed.value["roster"]} if agreed else set()
+        names = [*body.get("dropouts", ()), *body.get("self_mask", ()), *body.get("mask_key", ())]
+        if listed and not set(names) <= listed:
+            yield f"{where}: a site of no manifest"
+        if kind == "run.stopped":
+            ended.add(entry["run"])
+        if kind == "model.received" and entry["run"] in ended:
+            yield f"{where}: a round of a run that was ended"
+        if kind == "ingress" and body["message"] == "UploadFrame":
+            arrived.add((key, body["sender"]))
         if entry["boot"] != boot:
             boot, stream, owed = entry["boot"], stream + 1, {}
         if kind == "receipt" and body["msg_id"] in owed:
@@ -181,6 +197,14 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
             elif body["message"] in ("UploadFrame", "Unmask"):
                 sent[key, body["message"]] = (stream, entry["seq"])
                 owed[body["msg_id"]] = entry["seq"]
+            if body["message"] == "Unmask":
+                answers[key] = answers.get(key, 0) + 1
+                if 0 < sum(1 for one in opened_in if one == key) < answers[key]:
+                    yield f"{where}: shares that were not opened again"
+            if body["message"] == "UploadFrame":
+                vectors.setdefault(key, set()).add(body["sha256"])
+                if len(vectors[key]) > max(1, sum(invited == key for invited, _ in cohorts)):
+                    yield f"{where}: another vector without an invitation of its own"
             if body["message"] == "UploadFrame" and agreed and agreed.value["privacy"]:
                 seen["private"] = 0
             if body["message"] == "UploadFrame" and agreed and "plugin" in agreed.value["training"]:
@@ -195,6 +219,7 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
                 yield f"{where}: a set of a cohort without an invitation"
             sets.setdefault(key, {})[body["context"]] = body
         elif kind == "secagg.unmasked":
+            opened_in.append(key)
             if shares.setdefault((key, body["context"]), body) != body:
                 yield f"{where}: shares of two sets"
             alive, gone = set(body["self_mask"]), set(body["mask_key"])
@@ -213,8 +238,11 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
                 if count > agreed.value["training"]["rounds"]:
                     yield f"{where}: too many sums"
         blocked = kind == "egress.blocked" and body["message"] in ("UploadFrame", "UploadHeader")
-        if blocked and not any(re.search(rf"\b{where}\b", text) for text in words):
+        if blocked and not any(at > entry["seq"] and re.search(rf"\b{where}\b", text) for at, text in words):
             yield f"{where}: a vector was blocked, and nobody explains it"
+    for (round_, _), told in shares.items() if role == "coordinator" else ():
+        if any((round_, site) not in arrived for site in set(told["self_mask"]) & listed):
+            yield f"round {round_[1]}: a sum with a vector that did not come"
     for (run, number), seen in steps.items() if role == "site" else ():
         left, late = seen.get("UploadFrame", 0), 1 << 60
         due = [seen.get(kind, late) for kind in ("model.received", "train.done", "round.invited")]

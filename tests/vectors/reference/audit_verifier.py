@@ -41,6 +41,8 @@ from .audit_rules import broken, is_open, round_faults
 SEGMENT = 65_536
 SKEW = 300_000
 SILENCE = 30 * 60_000
+OF_AN_AGENT = ("aggregate.published", "egress", "ingress", "model.received", "train.done")
+NEVER = (1 << 62, 0)
 Entry = dict[str, Any]
 
 
@@ -95,6 +97,10 @@ def hostile(folder: Path) -> Iterator[str]:
             cap = 1 << 20 if name == "evidence" and not path.name.startswith("torn-") else most
             if not S_ISREG(about.st_mode) or about.st_size > cap or sparse:
                 yield f"{name}: a file that no party writes"
+
+
+def is_leftover(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(".new")
 
 
 class Verifier:
@@ -162,7 +168,7 @@ class Verifier:
             "FORMAT",
         )
         for path in [*sorted((self.folder / "manifests").glob("*")), self.folder / "manifest.json"]:
-            if not path.is_file():
+            if not path.is_file() or is_leftover(path):
                 continue
             try:
                 data = path.read_bytes()
@@ -270,7 +276,7 @@ class Verifier:
         others = [key_of(key) for one in self.agreed.values() for key in one.value["audit"]["witnesses"]]
         second = [one.ml_dsa[self.name] for one in self.agreed.values() if self.name in one.ml_dsa]
         self.keys = [*self.chain, *own, *others, *second]
-        for path in sorted((self.folder / "checkpoints").iterdir()):
+        for path in sorted(path for path in (self.folder / "checkpoints").iterdir() if not is_leftover(path)):
             try:
                 head = self._head(path.read_bytes())
                 demand(path.name == f"{head.size}.note", "a name that is not the size")
@@ -327,6 +333,7 @@ class Verifier:
                 boot, sealed, self.running = entry["boot"], entry["mono_ms"], False
                 boots.add(boot)
             mono = entry["mono_ms"]
+            self._note(self.running or kind not in OF_AN_AGENT, f"entry {seq} before the agent's start")
             if kind == "clock.adjusted":
                 floor = min(floor, ts)
             elif kind == "cosigned" and body["origin"] == self.origin and abs(body["timestamp"] * 1000 - ts) <= SKEW:
@@ -440,6 +447,9 @@ class Verifier:
     # 9. Evidence, annexes, settings
 
     def _evidence(self) -> None:
+        torn = {sha256(path.read_bytes()).hexdigest() for path in (self.folder / "evidence").glob("torn-*")}
+        if any(entry["body"]["quarantined"] not in torn for entry in self._of("log.recovered")):
+            self.open.append("an incomplete write is not in evidence/")
         for path in sorted((self.folder / "evidence").glob("fork-*.json")):
             try:
                 origin = check_fork(
@@ -545,15 +555,22 @@ class Verifier:
             self.wrong.append(f"length of entry {seq}: {error}")
         self._note(body["bytes"] == body["expected_bytes"] == due and body["head"] <= seq, f"length of entry {seq}")
         if body["data_class"] == "masked-vector":
-            even = body["uniformity"] is not None and float(body["uniformity"]) >= 1e-9
+            even = body["uniformity"] is not None and 1e-9 <= float(body["uniformity"]) <= 1
             self._note(body["masked"] and even, f"entry {seq} is not masked")
         if agreed is None:
             return
+        if body["data_class"] == "masked-vector":
+            ring = agreed.value["aggregation"]["layout"]["ring_bits"]
+            self._note(body["modulus_bits"] == ring, f"another ring in entry {seq}")
+        most, free = max(len(one.value["roster"]) for one in self.agreed.values()), body["data_class"] == "checkpoint"
+        possible = [shape["cohort"] <= most, free or shape["path"] < most, shape["head_signatures"] <= 2]
+        possible += [body["message"] != "Head" or shape["epochs"] <= entry["epoch"] + 2]
+        self._note(all(possible), f"numbers that entry {seq} cannot have")
         self._note(shape["named"] is None or shape["named"] in agreed.names, f"entry {seq} names a stranger")
         self._note(shape["vector_bytes"] == agreed.vector_bytes, f"length of the vector of entry {seq}")
         self._note(body["destination"] in agreed.value["coordinator"]["tls_keys"], f"destination of entry {seq}")
         if body["data_class"] not in ("control", "checkpoint"):
-            first, last = agreed.windows.get(self.name, (0, 1 << 62))
+            first, last = agreed.windows.get(self.name, NEVER)
             self._note(first - SKEW <= entry["ts"] <= last + SKEW, f"certificate at entry {seq}")
 
     # Rules and steps of section 8
@@ -571,11 +588,12 @@ class Verifier:
             for what in broken(entry, agreed):
                 self.wrong.append(f"entry {entry['seq']}: {what}")
             if kind == "aggregate.published":
-                first, last = agreed.windows.get(self.name, (0, 1 << 62))
+                first, last = agreed.windows.get(self.name, NEVER)
                 self._note(first - SKEW <= entry["ts"] <= last + SKEW, f"certificate at entry {entry['seq']}")
             if kind == "ingress" and agreed.windows:
                 first, last = agreed.windows.get(body["sender"], (1, 0))
                 dated = first - SKEW <= entry["ts"] <= last + SKEW
+                self._note(body["message"] in classes(), f"entry {entry['seq']}: what no site sends")
                 free = classes().get(body["message"]) in ("control", "checkpoint")
                 self._note(body["sender"] in agreed.windows and (dated or free), f"sender of entry {entry['seq']}")
 

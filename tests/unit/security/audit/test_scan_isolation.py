@@ -50,7 +50,7 @@ OURS = {"IsolationMissing", "IsolationWeak", "NotIsolated", "RanksConnected"}
 @pytest.mark.parametrize("case", [*CASES])
 def test_what_a_log_says_of_the_process_that_saw_images(case: str, lonely: Lonely) -> None:
     events, manifest, expected = CASES[case]
-    for event in events:
+    for event in (agent_start("graz"), *events):
         lonely.log.append(event, run="run-1", round=1)
     lonely.log.checkpoint()
     roster = replace(lonely.roster, isolation=manifest)
