@@ -355,8 +355,8 @@ def hold_copies(
                 continue
             try:
                 note = folder.checkpoint_note(folder.checkpoint_sizes()[-1])
-                kept = HeldCheckpoint(note=note, endorsements=tuple(folder.endorsements()))
-                verify_held(kept, agreements, origin)
+                newest = HeldCheckpoint(note=note, endorsements=tuple(folder.endorsements()))
+                verify_held(newest, agreements, origin)
             except (ToolkitError, IndexError, OSError):
                 continue  # verify() of this folder says so
-            held.setdefault(origin, []).append(kept)
+            held.setdefault(origin, []).append(newest)

@@ -115,7 +115,7 @@ class Scan:
             "net.counter": self.ledger.counter,
             "receipt": self._receipt,
             "segment.sealed": self._sealed,
-            "software.differs": lambda at, n: findings.add("SoftwareDiffers", f"entry {n}: {at['body_count']} of them", n),
+            "software.differs": lambda at, n: findings.add("SoftwareDiffers", f"entry {n}: {at['body_count']}", n),
         }
 
     def run(self, files: list[Path]) -> None:
