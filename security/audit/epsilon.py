@@ -210,10 +210,11 @@ def _check_commits(reserved: Sequence[Record], committed: Sequence[Record], find
     paid = {record.body["reservation"]: record for record in reserved}
     for record in committed:
         source = paid.get(record.body["reservation"])
-        # One reservation pays for one round, however often it is said that the round was trained.
-        same = source is not None and (source.key, source.body["mechanisms"]) == (record.key, record.body["mechanisms"])
-        if not same:
+        if source is None or source.body["mechanisms"] != record.body["mechanisms"]:
             findings.add("EpsilonMismatch", f"entry {record.seq} commits what was not reserved", record.seq)
+        elif source.key != record.key:
+            # One reservation pays for one round, however often it is said that the round was trained.
+            findings.add("EpsilonMismatch", f"entry {record.seq} commits what another round reserved", record.seq)
 
 
 def _check_paid(history: LogHistory, paid: set[tuple[str | None, int | None]], findings: Findings) -> None:
