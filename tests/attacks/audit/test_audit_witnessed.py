@@ -26,7 +26,7 @@ from security.log.keys import EpochKeys
 from security.log.roster import SITE
 from security.log.store import LogFolder
 from security.secagg.registry import Shape
-from tests.support.audit_attacks import Tampering, copied, weighty
+from tests.support.audit_attacks import Lonely, Tampering, copied, weighty
 from tests.support.audit_logs import Federation
 from tests.support.audit_parties import FIVE, digest
 from tests.support.consortium_world import World
@@ -469,3 +469,54 @@ def test_all_roles_of_the_federation_are_here(tmp_path: Path) -> None:
     federation.stop()
     assert _found(federation) == set()
     assert len([member for member in federation.members.values() if member.party.role == SITE]) == len(FIVE)
+
+
+# What is only noted: it changes no verdict, and the auditor reads it
+
+
+def _no_acknowledgement(federation: Federation) -> None:
+    send = federation.send
+
+    def quieter(member: Any, message: str, number: int, *, frame: int = 0) -> None:
+        if (member.party.name, message) != ("graz", "Ack"):
+            send(member, message, number, frame=frame)
+
+    federation.send = quieter  # type: ignore[method-assign]  # a site that checks no result
+    federation.play(1)
+
+
+def _invited_once_more(federation: Federation) -> None:
+    told: list[ev.RoundInvited] = []
+
+    def lie(event: ev.Event) -> Sequence[ev.Event]:
+        told.extend([event] if isinstance(event, ev.RoundInvited) else [])
+        return [event]
+
+    _lies(federation, ["graz"], lie)
+    federation.play(1)
+    again = replace(told[0], context=digest("a round that was lost"))
+    federation.members["graz"].log.append(again, run=federation.run, round=2)
+    federation.exchange()
+
+
+NOTES = {"ResultUnchecked": _no_acknowledgement, "RoundUnfinished": _invited_once_more}
+
+
+@pytest.mark.parametrize("code", NOTES)
+def test_what_is_noted(code: str, tmp_path: Path) -> None:
+    federation = _federation(tmp_path)
+    NOTES[code](federation)
+    federation.stop()
+    path = federation.members["graz"].folder
+    found = verify(path, federation.keys[path])
+    assert found.exit_code == 0 and code in {finding.code for finding in found.findings}
+    other = federation.members["linz"].folder
+    assert code not in {finding.code for finding in verify(other, federation.keys[other]).findings}, "twin"
+
+
+def test_a_seal_of_no_segment(lonely: Lonely, monkeypatch: pytest.MonkeyPatch) -> None:
+    lonely.log.append(ev.SegmentSealed(segment=0, sha256=digest("another file")))
+    lonely.log.checkpoint()
+    assert lonely.codes() == {"SegmentMismatch"}
+    monkeypatch.setattr(Scan, "_sealed", _off)
+    assert lonely.codes() == set(), "twin"
