@@ -26,6 +26,7 @@ VECTORS: Final = frozenset({"UploadFrame", "UploadHeader"})
 RECEIPTED: Final = frozenset({'"UploadFrame"', '"Unmask"'})  # steps whose receipts are steps, as entries have them
 # What only a running agent writes. Before `agent.start` nothing is known of its software and its options.
 OF_AN_AGENT: Final = frozenset({"aggregate.published", "egress", "ingress", "model.received", "train.done"})
+EXPLAINED: Final = re.compile(r"\bentry (\d+)\b")  # a whole number: what explains entry 12 does not explain entry 1
 SENT: Final = {"UploadFrame": "upload", "Unmask": "shares sent", "Ack": "check"}
 
 
@@ -54,7 +55,9 @@ class _Round:
     uninvited: list[int] = field(default_factory=list)  # agreements in contexts to which the site was not invited
     opened: dict[str, int] = field(default_factory=dict)  # contexts whose shares were opened, and the entry
     shares: dict[str, dict[str, Any]] = field(default_factory=dict)  # what was opened first in each context
+    common: set[str] | None = None  # who is in every set whose shares were opened
     sums: list[int] = field(default_factory=list)
+    counts: set[int] = field(default_factory=set)  # over how many a sum may be, when the first one was published
     awaited: dict[str, _Awaited] = field(default_factory=dict)  # the newest upload and the shares sent
     releases: int = 0  # how often shares were opened, and how often they were sent
     answers: int = 0
@@ -72,7 +75,7 @@ class RoundBook:
         self._opened: dict[str | None, int] = {}  # runs for which data were opened, and the first entry
         self._plugins: dict[str | None, int] = {}  # runs whose method's own file was run
         self._blocked: dict[int, str] = {}
-        self._explained: list[tuple[int, str]] = []
+        self._explained: dict[str, int] = {}  # numbers of entries, and the last entry in which a person explains each
         self._listed: set[str] = set()  # sites of every manifest that was in force so far
         self._ended: set[str | None] = set()  # runs that the operator has ended
         self._published: dict[str | None, int] = {}
@@ -168,7 +171,7 @@ class RoundBook:
                 if record.body["message"] in VECTORS:
                     self._blocked[record.seq] = record.body["rule"]
             case "operator.action":
-                self._explained.append((record.seq, record.body["command"]))
+                self._explained |= dict.fromkeys(EXPLAINED.findall(record.body["command"]), record.seq)
 
     def _not_ended(self, record: Record) -> None:
         if record.run in self._ended:
@@ -213,8 +216,10 @@ class RoundBook:
         # A party that was killed sends the same answer again and logs it again; another one is a second sum. A later
         # attempt may repeat an opened set, also without a site that was proven to cheat, and no other.
         same = found.shares.setdefault(context, record.body) == record.body
-        if not same or not all(opened <= set(earlier["self_mask"]) for earlier in found.shares.values()):
+        common = found.common if found.common is not None else opened
+        if not same or not all(name in common for name in opened):
             self._findings.add("SecondSum", f"{where}: shares were opened for two sets", record.seq)
+        found.common = common & opened
         found.opened[context] = record.seq
 
     def _one_kind(self, record: Record) -> None:
@@ -227,8 +232,12 @@ class RoundBook:
         found = self._of(record)
         found.sums.append(record.seq)
         if len(found.sums) > 1:
-            self._findings.add("SecondSum", f"round {record.round} has {len(found.sums)} sums", *found.sums)
-        counts = {body["count"] for context, body in found.agreed.items() if context in (found.opened or found.agreed)}
+            detail = f"round {record.round} has {len(found.sums)} sums"
+            self._findings.add("SecondSum", detail, found.sums[0], record.seq)
+        else:
+            opened = found.opened or found.agreed
+            found.counts = {body["count"] for context, body in found.agreed.items() if context in opened}
+        counts = found.counts
         if record.body["inputs"] not in counts:
             detail = f"round {record.round}: a sum over {record.body['inputs']}, which was not agreed"
             self._findings.add("SumMismatch" if found.agreed else "StepMissing", detail, record.seq)
@@ -241,8 +250,7 @@ class RoundBook:
     def close(self, role: str) -> None:
         """Compare, now that everything was seen."""
         for seq, rule in self._blocked.items():
-            # A whole number: what explains entry 12 does not explain entry 1.
-            if not any(at > seq and re.search(rf"\bentry {seq}\b", words) for at, words in self._explained):
+            if self._explained.get(str(seq), -1) < seq:
                 self._findings.add("VectorBlocked", f"entry {seq}: {rule[:120]}", seq)
         for key, found in self._rounds.items():
             if role == SITE:

@@ -113,7 +113,8 @@ def _ledgers(reserved: Sequence[Record]) -> list[list[Record]]:
     found: dict[tuple[str, ...], list[Record]] = {}
     for record in reserved:
         key = tuple(str(record.body[name]) for name in _TERMS)
-        found[key] = [*found.pop(key, []), record]
+        ledger = found[key] = found.pop(key, [])
+        ledger.append(record)
     return list(found.values())
 
 
@@ -236,6 +237,8 @@ def join_payments(histories: Sequence[LogHistory], joint: Findings) -> None:
     Only of messages that the site's log has, too: a coordinator could make up others.
     """
     by_name = {history.name: history for history in histories if history.role == SITE}
+    paid = {name: {entry.key for entry in site.of("dp.committed")} for name, site in by_name.items()}
+    budgeted = {name: {one.run for one in site.of("dp.committed", "dp.reserved")} for name, site in by_name.items()}
     sent = {name: {record.body["msg_id"] for record in site.of("egress")} for name, site in by_name.items()}
     for hub in (history for history in histories if history.role == COORDINATOR):
         seen = set[tuple[object, ...]]()
@@ -247,9 +250,7 @@ def join_payments(histories: Sequence[LogHistory], joint: Findings) -> None:
             if record.body["msg_id"] not in sent[site.name]:
                 continue
             seen.add(key)
-            paid = {entry.key for entry in site.of("dp.committed")}
-            budgeted = {entry.run for entry in site.of("dp.committed", "dp.reserved")}
-            if record.run in budgeted and record.key not in paid:
+            if record.run in budgeted[site.name] and record.key not in paid[site.name]:
                 joint.add("UnaccountedRound", f"{site.name} took part in round {record.round} unpaid", record.seq)
 
 

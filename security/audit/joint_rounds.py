@@ -107,10 +107,11 @@ def join_models(histories: Sequence[LogHistory], in_force: InForce, joint: Findi
     """A site trains on the model that the run begins with, or on one that a coordinator's log has published in an
     earlier round. Only where no log is missing: what a lost one published is not known.
     """
-    made: dict[str | None, list[tuple[int, str]]] = {}
+    made: dict[tuple[str | None, str], int] = {}  # by run and model, the first round that gives it
     for history in histories:
         for record in history.of("aggregate.published") if history.role == COORDINATOR else ():
-            made.setdefault(record.run, []).append((record.round or 0, record.body["model"]))
+            key = record.run, record.body["model"]
+            made[key] = min(record.round or 0, made.get(key, record.round or 0))
     begun: dict[str | None, int] = {}  # the first round of each run, which `join_first_models` judges
     for record in (record for history in histories for record in history.of("model.received")):
         begun[record.run] = min(record.round or 0, begun.get(record.run, record.round or 0))
@@ -118,9 +119,8 @@ def join_models(histories: Sequence[LogHistory], in_force: InForce, joint: Findi
         for record in history.of("model.received"):
             agreement, model = in_force[history.origin](record.seq), record.body["model"]
             rules = agreement.rules if agreement and record.round != begun[record.run] else None
-            first = {rules.initial_state} if rules and rules.run == record.run else set()
-            known = first | {one for number, one in made.get(record.run, ()) if number < (record.round or 0)}
-            if rules is not None and model not in known:
+            known = made.get((record.run, model), record.round or 0) < (record.round or 0)
+            if rules is not None and not known and (record.run, model) != (rules.run, rules.initial_state):
                 detail = f"round {record.round}: {history.name} had model {model[:8]}, which no sum before it gives"
                 joint.add("ModelInconsistency", detail, record.seq)
 

@@ -6,10 +6,12 @@ auditor pins with the consortium's root certificate or takes as they are (`agree
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import file_digest, sha256
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from statistics import median_low
 from typing import Any, Final
@@ -70,7 +72,8 @@ class Verified:
 
     def agreement_at(self, seq: int) -> Agreement | None:
         """The manifest in force when an entry was written."""
-        return self.agreements.of(next((name for first, name in reversed(self.adopted) if first <= seq), None))
+        place = bisect_right(self.adopted, seq, key=itemgetter(0))
+        return self.agreements.of(self.adopted[place - 1][1] if place else None)
 
     def rules_at(self, seq: int) -> AgreedRules | None:
         """Its rules."""
