@@ -26,7 +26,6 @@ VECTORS: Final = frozenset({"UploadFrame", "UploadHeader"})
 RECEIPTED: Final = frozenset({'"UploadFrame"', '"Unmask"'})  # steps whose receipts are steps, as entries have them
 # What only a running agent writes. Before `agent.start` nothing is known of its software and its options.
 OF_AN_AGENT: Final = frozenset({"aggregate.published", "egress", "ingress", "model.received", "train.done"})
-EXPLAINED: Final = re.compile(r"\bentry (\d+)\b")  # a whole number: what explains entry 12 does not explain entry 1
 SENT: Final = {"UploadFrame": "upload", "Unmask": "shares sent", "Ack": "check"}
 
 
@@ -171,7 +170,9 @@ class RoundBook:
                 if record.body["message"] in VECTORS:
                     self._blocked[record.seq] = record.body["rule"]
             case "operator.action":
-                self._explained |= dict.fromkeys(EXPLAINED.findall(record.body["command"]), record.seq)
+                # Whole numbers: what explains entry 12 does not explain entry 1.
+                numbers = re.findall(r"\bentry (\d+)\b", record.body["command"])
+                self._explained |= dict.fromkeys(numbers, record.seq)
 
     def _not_ended(self, record: Record) -> None:
         if record.run in self._ended:
