@@ -300,7 +300,7 @@ class Identity:
                 raise CertificateNameMismatch(
                     "is for a key that is not in this folder",
                     where=where,
-                    hint="was the answer meant for another site?",
+                    hint=f"it is the answer for {answer.member}: was it meant for another member?",
                 )
         files.write_atomically(self.root_path, answer.root_certificate.encode())
         files.write_atomically(self.signing_path, answer.signing_certificate.encode())
