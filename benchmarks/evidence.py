@@ -11,12 +11,24 @@ alone.
 import argparse
 from collections import Counter
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 from benchmarks.evidence_rows import REFERENCES, collect
+from benchmarks.evidence_tables import (
+    alike_table,
+    choices,
+    chosen,
+    interval,
+    main_table,
+    predictor_table,
+    rate_table,
+    spread_of_cells,
+    tuned_line,
+    tuned_tables,
+    why,
+)
 from npr.lab.store import read_results, write_atomically
 from npr.lab.summary import CHOSEN
-from npr.lab.tables import describe_choice, markdown
 from npr.methods.fedbabu import BabuOptions
 from npr.methods.fedrep import RepOptions
 
@@ -35,161 +47,9 @@ WANTED = (
     "fedbabu+npr",
     "fednpr-per[clusters=1]", "fednpr-per[clusters=2]", "fednpr-per[clusters=8]", "fednpr-per[clusters_by=explained]",
     "fednpr-per[lambda_npr=0.01]", "fednpr-per[lambda_npr=0.05]", "fednpr-per[lambda_npr=1]",
-    "fednpr-per[supervision=none]",
+    "fednpr-per[supervision=none]", "fednpr-per[lambda_rounds=2]", "fednpr-per[personal_after=2]",
+    "fednpr-per[personal_start=prototypes]", "fednpr-per[prototype_momentum=0.5]",
 )
-
-
-def interval(values, sign=""):
-    first = format(values[0], f"{sign}.1f")
-    return first if len(values) < 3 else f"{first} [{values[1]:{sign}.1f}, {values[2]:{sign}.1f}]"
-
-
-def chosen(content):
-    """What was chosen, rows with the most cells first: one cell alone is ahead or behind by chance."""
-    rows = [row for row in content["summary"] if row["kind"] == CHOSEN]
-    return sorted(rows, key=lambda row: (-row["cells"], -row["pooled_recall"][0]))
-
-
-def between_cells(content):
-    """How far differences of single cells lie apart, over the rows with the most cells: (figure, least, most).
-
-    In points. With one cell an interval draws lesions alone, and has none of this in it.
-    """
-    cells = {}
-    for cell in content["cells"]:
-        if "final" in cell:
-            judged = cell["final"][cell["chosen"]["model"]][cell["chosen"]["predictor"]]
-            cells.setdefault(cell["variant"], {})[cell["seed"], cell["fold"]] = judged
-    most = max(map(len, cells.values()))
-    gaps = [
-        [{figure: 100 * (mine[at][figure] - cells[reference][at][figure]) for figure in FIGURES} for at in mine]
-        for variant, mine in cells.items()
-        for reference in REFERENCES
-        if most > 1 and len(mine) == most and variant != reference and mine.keys() == cells[reference].keys()
-    ]
-    spreads = {figure: [stdev(gap[figure] for gap in pair) for pair in gaps] for figure in FIGURES}
-    return [(figure, min(found), max(found)) for figure, found in spreads.items() if found]
-
-
-def main_table(content):
-    against = {(c["variant"], c["against"]): c for c in content["comparisons"] if c["model"] == CHOSEN}
-
-    def gaps(variant, figure):
-        found = [against.get((variant, reference)) for reference in REFERENCES]
-        return [interval(c[figure], "+") if c else "" for c in found]
-
-    rows = [
-        (
-            row["variant"],
-            interval(row["pooled_recall"]),
-            *gaps(row["variant"], "pooled_recall"),
-            interval(row["mean_bacc"]),
-            *gaps(row["variant"], "mean_bacc"),
-            f"{row['mean_bauc'][0]:.1f}" if row["mean_bauc"] else "none",
-            str(row["cells"]),
-        )
-        for row in chosen(content)
-    ]
-    header = ("method", "pooled recall", *(f"minus {ref}" for ref in REFERENCES), "mean over sites bACC",
-              *(f"minus {ref}" for ref in REFERENCES), "bAUC", "cells")
-    return markdown(header, rows)
-
-
-def alike_table(content):
-    """The same model and predictor on both sides: what remains when prediction is equal."""
-    rows = [
-        (c["variant"], c["model"], c["predictor"], c["against"], interval(c["pooled_recall"], "+"),
-         interval(c["mean_bacc"], "+"), str(c["cells"]))
-        for c in content["comparisons"]
-        if c["model"] != CHOSEN and c["variant"].startswith("fednpr") and c["against"] == (
-            "fedper" if c["variant"].startswith("fednpr-per") else "fedavg")
-    ]
-    return markdown(("method", "model", "predictor", "minus", "pooled recall", "mean over sites bACC", "cells"), rows)
-
-
-def spread_of_cells(content):
-    """Why a row with one cell shows less than its interval says."""
-    found = between_cells(content)
-    if not found:
-        return "No row has several cells yet."
-    figures = " and ".join(f"{least:.1f} to {most:.1f} points ({NAMES[figure]})" for figure, least, most in found)
-    return (
-        f"Over the rows with the most cells, differences of single cells have a standard deviation of {figures},\n  "
-        "depending on the pair. An interval of a row with one cell draws lesions alone and has none of this in it"
-    )
-
-
-def tuned_tables(content):
-    """The same comparison of a run that chose the learning rate of each method and fold too."""
-    if not content:
-        return "Not run yet."
-    folds = sorted({str(cell["fold"]) for cell in content["cells"]})
-    seeds = sorted({cell["seed"] for cell in content["cells"]})
-    return "\n\n".join([
-        f"Folds {', '.join(folds)}; seeds {', '.join(map(str, seeds))}; {len(content['cells'])} cells.",
-        main_table(content), choices(content), rate_table(content),
-    ])
-
-
-def choices(content):
-    rows = [
-        (row["variant"], fold, describe_choice(choice))
-        for row in chosen(content)
-        for fold, choice in row["choices"].items()
-    ]
-    return markdown(("method", "fold", "chosen on the validation side"), rows)
-
-
-FIGURES = ("pooled_recall", "mean_bacc")
-NAMES = {"pooled_recall": "pooled recall", "mean_bacc": "mean over sites"}
-MIXTURES = ("head", "0.75 head + 0.25 prototypes", "0.50 head + 0.50 prototypes", "0.25 head + 0.75 prototypes",
-            "prototypes", "refit", "0.33 head + 0.33 prototypes + 0.33 refit")
-
-
-def by_predictor(content):
-    """Of the methods with the most cells, each model by each predictor: means over the validation sides of all cells.
-
-    :return: figures (pooled recall, mean over sites) by method and model, then by predictor, in percent.
-    """
-    by_variant = {}
-    for cell in content["cells"]:
-        by_variant.setdefault(cell["variant"], []).append(cell["validation"])
-    most = max(map(len, by_variant.values()))
-    return {
-        (variant, kind): {
-            name: tuple(100 * mean(each[kind][name][figure] for each in found) for figure in FIGURES)
-            for name in MIXTURES
-        }
-        for variant, found in by_variant.items()
-        for kind in found[0]
-        if len(found) == most and all(name in found[0][kind] for name in MIXTURES)
-    }
-
-
-def predictor_table(content):
-    rows = [
-        (variant, kind, *(f"{found[name][0]:.1f} ({found[name][1]:.1f})" for name in MIXTURES))
-        for (variant, kind), found in by_predictor(content).items()
-    ]
-    return markdown(("method", "model", *MIXTURES), rows)
-
-
-def rate_table(content):
-    """Of a run with `--tune learning_rate=...`: the best figure on the validation side for each method and rate."""
-    found = {}
-    for cell in content["cells"]:
-        figures = [(by[name]["pooled_recall"], kind, name) for kind, by in cell["validation"].items() for name in by]
-        best, kind, name = max(figures)
-        rates = found.setdefault((cell["variant"], cell["fold"]), {})
-        rates[cell["tuned"]["learning_rate"]] = f"{100 * best:.1f} ({kind} model by {name})"
-    rates = sorted({rate for row in found.values() for rate in row})
-    chosen = {(choice["variant"], choice["fold"]): dict(choice["tuned"]) for choice in content["choices"]}
-    rows = [
-        (variant, str(fold), *(row.get(rate, "not run") for rate in rates),
-         str(chosen.get((variant, fold), {}).get("learning_rate", "none yet")))
-        for (variant, fold), row in found.items()
-    ]
-    return markdown(("method", "fold", *(f"rate {rate}" for rate in rates), "chosen"), rows)
 
 
 def headline(content):
@@ -245,7 +105,9 @@ def predicting(content, best):
 
 
 def readme_block(content):
-    return f"{MARK}\n{headline(content)}\n{POINTER}\n{END}"
+    """What the README carries: the verdict, and what a chosen learning rate does to it."""
+    rate = tuned_line(read_results(TUNED)) if TUNED.exists() else ""
+    return "\n".join([MARK, headline(content), *([rate] if rate else []), POINTER, END])
 
 
 def goal_checks(content):
@@ -318,8 +180,10 @@ def page(content):
         alike_table=alike_table(content),
         predictor_table=predictor_table(content),
         rate_table=rate_table(read_results(RATES)) if RATES.exists() else "Not tried yet.",
+        tuned_line=tuned_line(read_results(TUNED)) if TUNED.exists() else "",
         tuned=tuned_tables(read_results(TUNED) if TUNED.exists() else None),
         spread=spread_of_cells(content),
+        why=why(content),
         finetuning=BabuOptions().finetune_epochs,
         fits=settings["rounds"] * RepOptions().head_epochs + RepOptions().final_head_epochs,
         again=again(content),
@@ -329,23 +193,34 @@ def page(content):
 
 
 def forest(content, path):
-    """Paired differences of pooled recall of what was chosen, with intervals, against each reference."""
+    """Paired differences of pooled recall of what was chosen, with intervals, against each reference side by side.
+
+    Rows in the order of the table; a row with one cell is hollow, since its interval draws lesions alone.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = [c for c in content["comparisons"] if c["model"] == CHOSEN]
-    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.32 * max(1, len(rows))), layout="constrained")
-    for number, c in enumerate(reversed(rows)):
-        value, *ends = c["pooled_recall"]
-        errors = [[value - ends[0]], [ends[1] - value]] if ends else None
-        axes.errorbar([value], [number], xerr=errors, fmt="o", capsize=3, color=f"C{REFERENCES.index(c['against'])}")
-    axes.axvline(0, color="black", linewidth=0.8)
-    names = [f"{c['variant']} minus {c['against']}" for c in reversed(rows)]
-    axes.set_yticks(range(len(rows)), names, fontsize="small")
-    axes.set(xlabel="difference of pooled recall (points)")
-    axes.grid(axis="x", alpha=0.3, linewidth=0.6)
+    found = {(c["variant"], c["against"]): c for c in content["comparisons"] if c["model"] == CHOSEN}
+    rows = [row for row in reversed(chosen(content)) if any((row["variant"], each) in found for each in REFERENCES)]
+    size = (9, 1.2 + 0.26 * max(1, len(rows)))
+    figure, both = plt.subplots(1, len(REFERENCES), figsize=size, sharey=True, layout="constrained")
+    for axes, reference in zip(both, REFERENCES, strict=True):
+        for number, row in enumerate(rows):
+            c = found.get((row["variant"], reference))
+            if c is None:
+                continue
+            value, *ends = c["pooled_recall"]
+            errors = [[value - ends[0]], [ends[1] - value]] if ends else None
+            fill = "none" if c["cells"] == 1 else None
+            axes.errorbar([value], [number], xerr=errors, fmt="o", capsize=3, color="C0", markerfacecolor=fill)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set(xlabel=f"minus {reference}: pooled recall (points)")
+        axes.grid(axis="x", alpha=0.3, linewidth=0.6)
+        axes.margins(y=0.01)
+    names = [f"{row['variant']} ({row['cells']} cell{'s' * (row['cells'] > 1)})" for row in rows]
+    both[0].set_yticks(range(len(rows)), names, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     plt.close(figure)

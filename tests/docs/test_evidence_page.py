@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import evidence
+from benchmarks import evidence, evidence_tables
 from lazaret.errors import ConfigError
 from npr.config import TrainConfig
 from npr.lab.store import read_results
@@ -69,13 +69,38 @@ def test_a_small_copy_makes_a_page_and_a_plot(tmp_path):
 
 def test_the_default_mixture_of_a_site_is_what_the_validation_sides_prefer():
     """Over all methods and models with cells in all folds; and half and half is above the head for each of them."""
-    found = evidence.by_predictor(read_results(evidence.RESULTS))
+    found = evidence_tables.by_predictor(read_results(evidence.RESULTS))
     half, head = "0.50 head + 0.50 prototypes", "head"
     assert len(found) == 8 and TrainConfig().predict_mix == 0.5
     assert all(row[half][n] > row[head][n] for row in found.values() for n in (0, 1))
-    mixtures = [name for name in evidence.MIXTURES if "refit" not in name]
+    mixtures = [name for name in evidence_tables.MIXTURES if "refit" not in name]
     totals = {name: [sum(row[name][n] for row in found.values()) for n in (0, 1)] for name in mixtures}
     assert all(max(mixtures, key=lambda name: totals[name][n]) == half for n in (0, 1))
+
+
+def test_a_run_that_chose_the_learning_rate_says_so_and_among_what():
+    content = read_results(evidence.RATES)
+    text = evidence_tables.tuned_tables(content)
+    assert "Folds 0; seeds 0; 5 cells." in text and "learning_rate=0.003" in text
+    cell = next(cell for cell in content["cells"] if cell["variant"] == "fednpr-per")
+    better = {kind: {name: {"pooled_recall": 0.99} for name in by} for kind, by in cell["validation"].items()}
+    other = cell | {"tuned": cell["tuned"] | {"lambda_npr": 1}, "validation": better}
+    line = evidence_tables.rate_table(content | {"cells": [*content["cells"], other]}).splitlines()[-1]
+    assert "99.0 (" in line and "lambda_npr=1)" in line, "of several values with one rate the best is told"
+    assert evidence_tables.tuned_tables(None) == "Not run yet."
+    line = evidence_tables.tuned_line(read_results(evidence.TUNED))
+    assert "`fednpr-per` minus `fedavg` is " in line and line in evidence.readme_block(read_results(evidence.RESULTS))
+
+
+def test_no_variant_has_earned_to_be_the_default():
+    """docs/methods.md says why the defaults are the paper's; a variant that is clearly ahead would change that."""
+    content, config = read_results(evidence.RESULTS), TrainConfig()
+    tried = {"clusters_by": "count", "lambda_rounds": 0, "personal_after": 0}
+    assert {name: getattr(config, name) for name in tried} == tried
+    lower = {c["variant"]: c["pooled_recall"][1] for c in content["comparisons"]
+             if c["model"] == "chosen" and c["against"] == "fedavg" and c["variant"].startswith("fednpr")}
+    assert all(any(f"[{name}=" in variant for variant in lower) for name in tried)
+    assert max(lower.values()) <= 0
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +187,14 @@ def test_the_spread_between_cells_is_that_of_their_paired_differences():
 
     rows = {"fedavg": (0.5, 0.4), "fedper": (0.5, 0.4), "fednpr": (0.53, 0.47), "local": (0.9,)}
     cells = [cell(variant, seed, value) for variant, row in rows.items() for seed, value in enumerate(row)]
-    (figure, least, most), sites = evidence.between_cells({"cells": cells})
+    (figure, least, most), sites = evidence_tables.between_cells({"cells": cells})
     assert figure == "pooled_recall" and least == 0.0 and most == pytest.approx(4 / 2**0.5)
     assert sites[1:] == (0.0, 0.0)
-    assert evidence.between_cells({"cells": cells[:1]}) == []
+    assert evidence_tables.between_cells({"cells": cells[:1]}) == []
+    cells[2]["final"]["local"]["head"]["pooled_recall"] = 0.6  # of FedPer in the cell that the short row has, too
+    told = evidence_tables.shared_luck({"cells": cells})
+    assert "FedPer minus FedAvg is +10.0 points, and +5.0 over all cells" in told
+    assert evidence_tables.shared_luck({"cells": cells[:4]}) == "", "no row has one cell"
 
 
 def test_a_lead_is_claimed_only_with_lower_ends_above_zero():

@@ -1,6 +1,7 @@
 """Choices are made on the validation side and fixed before test images are read; and what happens without that."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +46,12 @@ def test_the_three_sides_hold_different_patients():
         sides = [set(side.units) for side in (site.train, site.test, site.validation)]
         assert all(sides[0]) and not (sides[0] & sides[1] or sides[0] & sides[2] or sides[1] & sides[2])
     assert all(len(site.test) == 0 for site in load_data(SETTINGS, FOLD).sites)
+
+
+def test_one_module_alone_opens_the_test_side():
+    root = Path(choices.__file__).parents[2]
+    opening = [path for path in (root / "npr").rglob("*.py") if "with_test=True" in path.read_text()]
+    assert [path.name for path in opening] == ["choices.py"]
 
 
 def test_no_test_image_is_read_before_the_choice_is_fixed(store, monkeypatch):
