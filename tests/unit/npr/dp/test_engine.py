@@ -14,6 +14,7 @@ from lazaret.errors import PolicyViolation
 from npr.dp import engine as engines
 from npr.dp.engine import TOLERANCE, OpacusGradient, check_exact, clipped_sum, largest_error, resolved
 from npr.model import ModelSpec, SplitModel, build_model
+from npr.monai_networks import PREFIX
 from security.dp.planner import Engine
 
 PAGE = Path(__file__).parents[4] / "docs" / "dp-models.md"
@@ -39,11 +40,16 @@ FAMILIES = (
     ("ResMLP", "resmlp_12_224", 224),
     ("CoaT", "coat_tiny", 64),
     ("EdgeNeXt", "edgenext_xx_small", 64),
+    ("ResNet of MONAI", "monai:resnet10", 64),
+    ("SE-ResNet of MONAI", "monai:seresnet50", 64),
+    ("DenseNet of MONAI", "monai:densenet121", 64),
 )
-SMALL = ("EfficientNet", "MobileNetV3", "XCiT", "PoolFormer", "ConvNeXt")
+SMALL = ("EfficientNet", "MobileNetV3", "XCiT", "PoolFormer", "ConvNeXt", "ResNet of MONAI")
 
 
 def model_of(architecture: str, size: int) -> SplitModel:
+    if architecture.startswith(PREFIX):
+        pytest.importorskip("monai", reason="the extra [monai] is not installed")
     return build_model(ModelSpec(architecture=architecture, num_classes=3, image_size=size, norm="group"))
 
 
