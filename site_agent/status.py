@@ -136,7 +136,8 @@ def _running(agent: dict[str, Any]) -> str:
     if not since:
         return "running, not connected to the coordinator"
     doing = f", training round {agent['training']}" if agent.get("training") else ", waiting for the next round"
-    return f"running, connected since {clock_text(since)}, last contact {clock_text(contact or since)}{doing}"
+    newest = clock_text(max(since, contact or 0))  # the contact is told in whole tens of seconds
+    return f"running, connected since {clock_text(since)}, last contact {newest}{doing}"
 
 
 def _standing(status: dict[str, Any]) -> str:

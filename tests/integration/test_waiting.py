@@ -87,8 +87,12 @@ def test_when_all_certificates_have_ended_nobody_trains_twin(
     assert trained(federation) - before > 2 * len(SITES)
 
 
-def test_an_order_is_not_sent_when_certificates_end_before_the_deadline(federation: WholeFederation) -> None:
-    """100 s before the end with 100 s for training: the next round waits, though everybody is valid still."""
+def test_an_order_is_not_sent_when_certificates_end_before_the_deadline(
+    federation: WholeFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 s before the end with 100 s for training: the next round waits, though everybody is valid still. The sites
+    would train."""
+    monkeypatch.setattr(sessions, "check_standing", lambda *_, **__: None)
     end_all_certificates(federation, days=10)  # and turn the clock back to just before
     federation.clock.advance(-DAY - 20_000)
     assert all(federation.engine.core.policy.lists(site) for site in SITES)
@@ -98,6 +102,7 @@ def test_an_order_is_not_sent_when_certificates_end_before_the_deadline(federati
     steps(federation, 15)
     assert trained(federation) - before <= len(SITES)
     assert federation.engine.able_until(federation.engine.plan.train_ms) == set()
+    assert federation.engine.phase is RunPhase.WAITING and "until the deadline" in (hindrance(federation.engine) or "")
 
 
 def test_a_site_does_not_train_for_a_coordinator_that_orders_rounds_which_cannot_end(

@@ -26,7 +26,7 @@ from security.secagg.effects import Send
 from security.secagg.transitions import CoordinatorState, SiteState
 from site_agent.effects import Adopt
 from site_agent.run import Left
-from site_agent.session import SessionPhase
+from site_agent.session import FAILED_SECONDS, SessionPhase
 from tests.support.consortium_world import DAY, SITES
 from tests.support.site_world import SLOT_SECONDS, SiteWorld, policy_table
 
@@ -83,6 +83,11 @@ def test_an_update_that_cannot_be_encoded_is_declined_and_its_value_stays_here(w
     assert not world.hub.sent_by(VICTIM, relay.Decline), "when training ended would tell how much data is here"
     world.tick(1000 * SLOT_SECONDS)
     assert world.hub.sent_by(VICTIM, relay.Decline) and not world.hub.ready
+    world.hub.order((VICTIM,))
+    world.work(VICTIM)
+    world.tick(1000 * SLOT_SECONDS)
+    waits = [message.seconds for message in world.hub.sent_by(VICTIM, relay.Decline)]
+    assert waits == [FAILED_SECONDS, 2 * FAILED_SECONDS], "it says when to ask again, later each time"
 
 
 def test_a_newer_manifest_is_adopted_on_connecting(world: SiteWorld) -> None:

@@ -13,7 +13,7 @@ from lazaret.control import STALE_MS, PauseFile
 from site_agent.config import SiteConfig
 from site_agent.page import content
 from site_agent.policy import SitePolicy
-from site_agent.status import AgentPresence, lines, overview
+from site_agent.status import AgentPresence, clock_text, lines, overview
 from tests.support.consortium_world import DAY
 from tests.support.site_world import SiteWorld
 
@@ -50,6 +50,15 @@ def test_running_connected_and_dead(world: SiteWorld) -> None:
     assert told(world).startswith("not running: last sign of the agent") and "it was killed, or hangs" in told(world)
     seen.stop("stopped by a signal")
     assert "stopped by a signal" in told(world).splitlines()[0]
+
+
+@pytest.mark.parametrize(("contact_ms", "told_s"), [(None, 17), (10_000, 17), (20_000, 20)])
+def test_the_last_contact_is_never_before_the_connection(contact_ms: int | None, told_s: int, world: SiteWorld) -> None:
+    """It is kept in whole tens of seconds, rounded down."""
+    config = SiteConfig.read(world.configs[SITE])
+    agent = {"running": True, "at_ms": 30_000, "connected_ms": 17_000, "contact_ms": contact_ms}
+    first = lines(overview(config, world.clock) | {"agent": agent}, 30_000)[0]
+    assert f"last contact {clock_text(1000 * told_s)}, " in first
 
 
 def test_a_warning_of_hours_ago_is_over_on_a_stream_that_stands(world: SiteWorld) -> None:

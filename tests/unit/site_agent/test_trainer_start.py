@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lazaret.errors import ConfigError
+from security.rng import CountedRandomness
 from site_agent import trainer_start
-from site_agent.trainer.channel import IsolationReport
+from site_agent.config import DataTable
+from site_agent.state_dir import StateDir
+from site_agent.trainer.channel import DataReady, IsolationReport
 from tests.support.isolated import ISOLATED
 
 CONNECTED = replace(ISOLATED, connection_possible=True)
@@ -46,16 +51,18 @@ def agreed(isolation: str, *, roster: tuple[str, ...] = ()) -> Any:
     )
 
 
-def held(monkeypatch: pytest.MonkeyPatch, *, site: str, manifest: str) -> tuple[Any, list[Any]]:
+def held(
+    monkeypatch: pytest.MonkeyPatch, *, site: str, manifest: str, state: Path | None = None
+) -> tuple[Any, list[Any]]:
     """What a trainer would be started with, and the entries of the log."""
     monkeypatch.setattr(trainer_start, "Supervisor", Held)
     config: Any = SimpleNamespace(
-        site=SimpleNamespace(isolation=site, worker_wait=1), trainer_socket=None, data=None
+        site=SimpleNamespace(isolation=site, worker_wait=1), trainer_socket=None, data=DataTable(source="generated")
     )
     entries: list[Any] = []
     log: Any = SimpleNamespace(append=lambda event, **_: entries.append(event))
     identity: Any = SimpleNamespace(data_key=lambda: bytes(32))
-    state_dir: Any = SimpleNamespace(best_score=None)
+    state_dir: Any = SimpleNamespace(best_score=None) if state is None else kept_in(state)
     unused: Any = None
     found, _ = trainer_start.start_trainer(config, agreed(manifest), unused, state_dir, identity, "graz", None, log)
     return found, entries
@@ -120,3 +127,46 @@ def test_a_trainer_that_ran_another_file_than_pinned_is_written_down_and_refused
     supervisor.outdates(pinned)
     with pytest.raises(ConfigError, match=f"run the plugin none, the manifest pins {'cd' * 32}"):
         supervisor.opened(SimpleNamespace(plugin=None))
+
+
+def test_a_change_of_the_data_is_said_at_the_start_and_goes_into_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """And not once more at the next start; a class that vanished is named."""
+    supervisor, entries = held(monkeypatch, site="best", manifest="best", state=tmp_path)
+    first = ready("aa" * 32, (140, 3))
+    with caplog.at_level(logging.INFO, logger="site-agent"):
+        for opened in (first, first, ready("bb" * 32, (260, 0)), ready("bb" * 32, (260, 0))):
+            supervisor.opened(opened)
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    grown = "a new version: 200 to 499 training images, 100 to 199 before; no image any more of melanoma"
+    assert told == [
+        ("INFO", "data: opened for the first time: 100 to 199 training images"),
+        ("INFO", "data: unchanged: 100 to 199 training images"),
+        ("WARNING", f"data: {grown}"),
+        ("INFO", "data: unchanged: 200 to 499 training images"),
+    ]
+    assert [f"data: {entry.change}" for entry in entries] == [text for _, text in told]
+
+
+def test_under_privacy_a_change_is_said_here_and_not_in_the_log(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    state_dir = kept_in(tmp_path)
+    trainer_start.note_data(state_dir, ready("aa" * 32, (140, 3)), private=True)
+    trainer_start.note_data(state_dir, ready("bb" * 32, (260, 0)), private=True)
+    assert "a new version" in caplog.text and "not written to the privacy log" in caplog.text
+
+
+def ready(fingerprint: str, counts: tuple[int, ...]) -> DataReady:
+    return DataReady(
+        fingerprint=fingerprint,
+        version="cd" * 32,
+        subjects=99,
+        class_names=("nevus", "melanoma"),
+        counts={"train": counts},
+    )
+
+
+def kept_in(folder: Path) -> StateDir:
+    return StateDir(folder, site="graz", sealing_key=bytes(32), randomness=CountedRandomness(b"start"))
