@@ -136,6 +136,11 @@ def test_secrets_open_only_what_was_public_before(both: tuple[Manifest, Manifest
     plain = first.model_copy(update={"aggregation": first.aggregation.model_copy(update={"groups": None})})
     with pytest.raises(ManifestRejected, match="not committed to before"):
         succession.accept_newer(plain, next_of(plain, second))
+    later = second.model_copy(update={"version": first.version + 2})
+    succession.accept_newer(first, later)  # the version between, in which nothing was opened, is not known here
+    for known in (other, plain):
+        with pytest.raises(ManifestRejected, match="not committed to before"):
+            succession.accept_newer(known, later)
     with pytest.raises(ManifestRejected, match="first manifest of the run"):
         succession.accept_newer(None, second.model_copy(update={"version": 1, "previous": None}))
     with pytest.raises(ManifestRejected, match="first manifest of the run"):
