@@ -7,6 +7,9 @@ a scrambled image, never return, or end the whole process.
 
 from __future__ import annotations
 
+import struct
+import zlib
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +21,7 @@ from pydicom.uid import (
     HTJ2K,
     JPEG2000,
     UID,
+    DeflatedExplicitVRLittleEndian,
     HTJ2KLossless,
     HTJ2KLosslessRPCL,
     JPEG2000Lossless,
@@ -29,6 +33,7 @@ from pydicom.uid import (
     JPEGLSNearLossless,
 )
 
+from lazaret.errors import DataError
 from npr.data.jpeg_heads import check_end, check_lossless, coded_size
 
 _GDCM, _CHARLS = "gdcm", "pyjpegls"
@@ -40,6 +45,31 @@ _PLUGINS: Final[dict[UID, str]] = {
     **dict.fromkeys((JPEGBaseline8Bit, JPEGExtended12Bit), "pillow"),
     **dict.fromkeys((JPEGLossless, JPEGLosslessSV1), _GDCM),
 }
+
+
+MOST_INFLATED: Final = 2**30
+_PIECE: Final = 2**20
+_HEAD: Final = 1024  # the syntax is named in its first bytes
+
+
+def check_inflated(path: Path, where: str) -> None:
+    """pydicom inflates a deflated file whole: one of some megabytes may hold more than the memory.
+
+    :raises DataError: if it holds more than `MOST_INFLATED` bytes.
+    :raises struct.error: or zlib.error, where it is no such file.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+        if DeflatedExplicitVRLittleEndian.encode() not in head:
+            return
+        # The group's length, which comes first, is that of the rest of the group (PS3.10 section 7.1).
+        file.seek(144 + struct.unpack_from("<I", head, 140)[0])
+        stream, length, piece = zlib.decompressobj(-zlib.MAX_WBITS), 0, b""
+        while not stream.eof and (piece := stream.unconsumed_tail or file.read(_PIECE)):
+            length += len(stream.decompress(piece, _PIECE))
+            if length > MOST_INFLATED:
+                reason = f"it inflates to more than {MOST_INFLATED} bytes"
+                raise DataError(reason, where=where, hint="export uncompressed")
 
 
 def decodable(syntax: UID) -> bool:

@@ -25,7 +25,7 @@ from pydicom.pixels import apply_color_lut
 from pydicom.uid import JPEGExtended12Bit
 
 from lazaret.errors import ConfigError, DataError
-from npr.data.dicom_decoding import decodable, decoded
+from npr.data.dicom_decoding import check_inflated, decodable, decoded
 from npr.data.dicom_tables import LookUpTable
 from npr.data.manifest import Decoding
 from npr.data.store import squash
@@ -131,6 +131,7 @@ def read_header(path: Path, where: str, *, pixels: bool = True, only: list[str] 
     :param only: keywords to read, all by default.
     """
     with as_data_error("not a DICOM file", where, "export the file again"):
+        check_inflated(path, where)
         return pydicom.dcmread(path, stop_before_pixels=not pixels, specific_tags=only)
 
 

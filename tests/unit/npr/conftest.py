@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,20 @@ def make_dataset(counts: Sequence[Sequence[int]] = COUNTS) -> FederatedDataset:
         for i, row in enumerate(counts)
     )
     return FederatedDataset(name="toy", class_names=("p", "q", "r", "s"), sites=sites)
+
+
+def several(samples: Samples) -> Samples:
+    """An image of class c has the labels c and c + 1; at a site without classes 2 and 3, label 3 never occurs."""
+    labels = np.zeros((len(samples), CLASSES), dtype=np.int64)
+    rows = np.arange(len(samples))
+    labels[rows, samples.labels] = 1
+    labels[rows, (samples.labels + 1) % CLASSES] = 1
+    return replace(samples, labels=labels)
+
+
+def with_several(dataset: FederatedDataset) -> FederatedDataset:
+    sites = tuple(replace(site, train=several(site.train), test=several(site.test)) for site in dataset.sites)
+    return replace(dataset, sites=sites)
 
 
 SPEC = ModelSpec(num_classes=CLASSES, architecture="test_efficientnet", image_size=32)

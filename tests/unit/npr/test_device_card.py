@@ -33,6 +33,7 @@ from npr.prototypes import Prototypes
 from security.dp.accountant import RATE_ONE, rate_at_least
 from security.dp.planner import Schedule
 from tests.support.pretended_card import CARD, CardTensor, HostRead, MixedDevices, pretended_card, values_of
+from tests.unit.npr.conftest import with_several
 
 # One site, two steps; it lacks two classes.
 COUNTS = ((5, 4, 0, 0),)
@@ -52,10 +53,13 @@ Toy = Callable[..., Federation]
 def ground(toy: Toy) -> Callable[..., Federation]:
     """A federation of one small site on a device."""
 
-    def build(method: str, device: Device, **train: Any) -> Federation:
+    def build(method: str, device: Device, many: bool = False, **train: Any) -> Federation:
         options = OPTIONS.get(method.removesuffix("+npr"), {})
         plain = toy(method, counts=COUNTS, options=options, **{"batch_size": 5, "augmentation": "paper"} | train)
-        return Federation(dataset=plain.dataset, spec=plain.spec, config=plain.config, seed=1, device=device)
+        dataset, config = (with_several(plain.dataset), {"labels": "many"}) if many else (plain.dataset, {})
+        return Federation(
+            dataset=dataset, spec=plain.spec, config=plain.config.changed(**config), seed=1, device=device
+        )
 
     return build
 
@@ -86,13 +90,23 @@ def tensors(federation: Federation) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_on_a_card(ground: Callable[..., Federation], method: str) -> None:
+ONE_LABEL = [pytest.param(name, False, id=name) for name in METHODS]
+# Those that differ most; the others with the long tests.
+SOON = ("fedavg", "fednpr-per")
+MANY_LABELS = [
+    pytest.param(name, True, id=f"{name}-many", marks=() if name in SOON else pytest.mark.long)
+    for name in METHODS
+    if not registry.get(name).method.one_label
+]
+
+
+@pytest.mark.parametrize(("method", "many"), ONE_LABEL + MANY_LABELS)
+def test_every_method_on_a_card(ground: Callable[..., Federation], method: str, many: bool) -> None:
     rounds = 2 if method in TWO_ROUNDS else 1
-    plain = ground(method, PROCESSOR)
+    plain = ground(method, PROCESSOR, many)
     expected = worked(plain, rounds)
     with pretended_card() as card:
-        federation = ground(method, card)
+        federation = ground(method, card, many)
         found = worked(federation, rounds)
     held, same = tensors(federation), tensors(plain)
     assert held.keys() == same.keys()
@@ -312,8 +326,10 @@ def host_reads(source: str) -> list[str]:
             text = ast.unparse(node.func.value)
             if "to_host(" not in text:
                 found.append(f"{text}.{node.func.attr}()")
-        elif isinstance(node, ast.Call) and ast.unparse(node).endswith(".to('cpu')"):
-            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+            given = [*node.args, *(word.value for word in node.keywords)]
+            if any("'cpu'" in ast.unparse(word) for word in given):
+                found.append(ast.unparse(node))
     return found
 
 
@@ -362,5 +378,8 @@ def test_values_reach_the_host_through_one_function() -> None:
 
 
 def test_the_search_of_the_source_finds_what_it_looks_for() -> None:
-    text = "def f(t):\n    return t.sum().item(), to_host(t).numpy(), t.to('cpu'), t.detach().numpy()"
-    assert sorted(host_reads(text)) == ["t.detach().numpy()", "t.sum().item()", "t.to('cpu')"]
+    reads = "t.sum().item(), to_host(t).numpy(), t.to('cpu'), t.to(device='cpu'), t.detach().numpy()"
+    text = f"def f(t):\n    return {reads}"
+    assert sorted(host_reads(text)) == [
+        "t.detach().numpy()", "t.sum().item()", "t.to('cpu')", "t.to(device='cpu')"
+    ]  # fmt: skip

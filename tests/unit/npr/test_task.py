@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,31 +12,17 @@ import torch
 
 from lazaret.errors import ConfigError
 from npr.config import TrainConfig
-from npr.data.dataset import FederatedDataset, Samples
 from npr.federation import Federation
 from npr.lab.predictors import parts_of
 from npr.methods import registry
 from npr.model import ModelSpec
 from npr.task import MANY, ONE, task_for, task_of
+from tests.unit.npr.conftest import with_several
 
 Toy = Callable[..., Federation]
 LABELS = 4
 FORMS = [name for name in registry.names() if not registry.get(name).method.one_label]
 WITHOUT = [name for name in registry.names() if name not in FORMS]
-
-
-def several(samples: Samples) -> Samples:
-    """An image of class c has the labels c and c + 1; at a site without classes 2 and 3, label 3 never occurs."""
-    labels = np.zeros((len(samples), LABELS), dtype=np.int64)
-    rows = np.arange(len(samples))
-    labels[rows, samples.labels] = 1
-    labels[rows, (samples.labels + 1) % LABELS] = 1
-    return replace(samples, labels=labels)
-
-
-def with_several(dataset: FederatedDataset) -> FederatedDataset:
-    sites = tuple(replace(site, train=several(site.train), test=several(site.test)) for site in dataset.sites)
-    return replace(dataset, sites=sites)
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tracemalloc
+import zlib
 from io import BytesIO
 
 import numpy as np
@@ -14,9 +16,17 @@ from PIL import Image
 from pydicom.data import get_testdata_file
 from pydicom.encaps import encapsulate, generate_frames, get_frame
 from pydicom.pixels import pixel_array
-from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit, JPEGLosslessSV1, JPEGLSLossless, RLELossless
+from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
+    JPEG2000Lossless,
+    JPEGBaseline8Bit,
+    JPEGLosslessSV1,
+    JPEGLSLossless,
+    RLELossless,
+)
 
 from lazaret.errors import DataError
+from npr.data import dicom_decoding
 from npr.data.dicom_decoding import decoded
 from npr.data.dicom_pixels import DicomView, Window, read_header, render
 from tests.support.dicom_images import COLUMNS, GREY, ROWS, drawn, packed, saved
@@ -80,6 +90,27 @@ def test_a_size_that_the_stream_does_not_have_is_refused(syntax, size, tmp_path)
     header.Rows, header.Columns = size
     with pytest.raises(DataError, match=r"pixels cannot be read \(ValueError\)"):
         shown(header, tmp_path)
+
+
+def test_a_deflated_file_that_holds_more_than_memory_is_refused_before_it_is_inflated(tmp_path, monkeypatch):
+    path = saved(packed(drawn(GREY), DeflatedExplicitVRLittleEndian), tmp_path / "a.dcm")
+    data = path.read_bytes()
+    start = 144 + int.from_bytes(data[140:144], "little")
+    inflated = zlib.decompress(data[start:], -zlib.MAX_WBITS)
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    # An element of 64 MB of zeros (an unknown private one) behind the pixels: 65 kB of a file.
+    more = b"\xe3\x7f\x10\x00UN\0\0" + (2**26).to_bytes(4, "little") + bytes(2**26)
+    path.write_bytes(data[:start] + packer.compress(inflated + more) + packer.flush())
+    assert path.stat().st_size < 10**5 and read_header(path, "row 2").Rows == GREY.shape[0]
+    monkeypatch.setattr(dicom_decoding, "MOST_INFLATED", 2**24)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=f"row 2: it inflates to more than {2**24} bytes"):
+        read_header(path, "row 2")
+    assert tracemalloc.get_traced_memory()[1] < 2**23, "before it is inflated whole"
+    tracemalloc.stop()
+    path.write_bytes(data[:start] + b"\xff" * 50)
+    with pytest.raises(DataError, match="not a DICOM file"):
+        read_header(path, "row 2")
 
 
 def test_an_empty_offset_table_and_frames_in_pieces(tmp_path):
