@@ -15,7 +15,7 @@ from typing import Final
 from lazaret.errors import DataError, ToolkitError
 
 FILE: Final = "coordinator.sqlite"
-FORMAT: Final = 3
+FORMAT: Final = 4
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS rounds (
