@@ -83,7 +83,7 @@ def test_what_is_no_database_is_refused_in_one_line(tmp_path: Path) -> None:
         assert raised.value.where == str(path) and "do not restore an old copy" in (raised.value.hint or "")
 
 
-@pytest.mark.parametrize("old", [1, 2])
+@pytest.mark.parametrize("old", [1, 2, 3])
 def test_a_database_of_an_older_version_is_refused_in_one_line_and_left_as_it_is(tmp_path: Path, old: int) -> None:
     Storage(tmp_path).close()
     path = tmp_path / "coordinator.sqlite"
@@ -93,7 +93,7 @@ def test_a_database_of_an_older_version_is_refused_in_one_line_and_left_as_it_is
     made.close()
     before = path.read_bytes()
     for ask in (lambda: Storage(tmp_path), lambda: ReadOnlyHistory(path).rounds()):
-        with pytest.raises(ConfigError, match=f"^.*: database of format {old}, this version knows 3$") as raised:
+        with pytest.raises(ConfigError, match=f"^.*: database of format {old}, this version knows 4$") as raised:
             ask()
         assert raised.value.where == str(path) and raised.value.hint == OTHER_VERSION
     assert path.read_bytes() == before
