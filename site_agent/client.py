@@ -33,6 +33,7 @@ from security.identity.peers import check_coordinator_certificate
 from security.identity.tls_probe import Destination, NoTls, ask
 from security.log.egress import KernelByteLog
 from security.log.events import AgentStop
+from security.log.machine import SKEW_MS
 from security.log.writer import AuditLog
 from site_agent.effects import Effects
 from site_agent.run import Agent, Finish, Job, Left, RunEnds
@@ -55,7 +56,7 @@ log = logging.getLogger("site-agent")
 TICK_SECONDS: Final = 0.1
 HEARTBEAT_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 20.0
-MOST_APART_MS: Final = 300_000
+MOST_APART_MS: Final = SKEW_MS  # what auditors allow two logs to differ by
 SAY_AGAIN_SECONDS: Final = 600.0
 ASK_SECONDS: Final = 1.0
 WITNESS_SECONDS: Final = 3.0

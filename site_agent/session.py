@@ -388,7 +388,7 @@ class Session:
     def _check_order(self, order: messages.TrainOrder) -> None:
         head = self.machine.core.head
         if (order.state_hash, order.prev_result) != (head.state_hash, head.link) or order.round <= head.round:
-            raise PolicyViolation("order is for another model than the newest one accepted", where="order")
+            raise PolicyViolation("it begins from another model than the newest accepted here", where="order")
         if order.config_hash != self.config_hash:
             raise PolicyViolation("order names another training configuration than the manifest's", where="order")
         if self.machine.core.policy.strict and not head.certified:

@@ -14,7 +14,7 @@ from lazaret import checks
 from lazaret.checks import Line, Unchecked, ok, problem, run, tried, warning
 from security.identity import credentials
 from security.identity.credentials import clock_by_dates
-from security.identity.rules import CLOCK_SKEW_MS
+from security.log.machine import SKEW_MS
 from site_agent.checks.context import CHECKS, SiteCheckContext
 from site_agent.config import STATED, SiteConfig
 from site_agent.privacy import LEDGER_HINT, kept_figures, planned_cost
@@ -146,10 +146,10 @@ def clock(context: SiteCheckContext) -> Iterator[Line]:
 
 
 def compared(ours_ms: int, theirs_ms: int) -> Line:
-    """Signed dates allow for an hour; beyond that certificates and manifests are refused when they are good."""
+    """Beyond what two logs may differ by the agent uses nothing of the coordinator (`client.py`)."""
     apart = abs(ours_ms - theirs_ms)
     difference = f"{_span(apart)} {'ahead of' if ours_ms > theirs_ms else 'behind'} the coordinator's"
-    if apart >= CLOCK_SKEW_MS:
+    if apart > SKEW_MS:
         return problem(f"this machine's clock is {difference}", "set the clock, and keep it correct with NTP")
     if apart >= SLIGHT_MS:
         return warning(f"this machine's clock is {difference}", "one of the two is wrong; keep both correct with NTP")

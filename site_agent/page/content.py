@@ -308,7 +308,8 @@ def judge(slow: dict[str, Any], egress: dict[str, Any]) -> dict[str, Any]:
         remarks.append((level, f"{blocked}; `privacy-audit egress` has more"))
     # What is declined now is a remark of the agent's; what was declined earlier is over, and nothing to look after.
     if egress["declined_today"] and not any(egress["declined_by"] in text for _, text in remarks):
-        remarks.append(("good", f"orders declined today: {egress['declined_today']}, last by: {egress['declined_by']}"))
+        over = f"orders declined earlier today: {egress['declined_today']}"
+        remarks.append(("good", f"{over}; last reason: {egress['declined_by']}"))
     sent = sum(row[2] for row in egress["today"])
     sentence = "Nothing was sent today" if not sent else "What was sent today was masked or part of the protocol"
     if about.get("complete"):

@@ -29,6 +29,7 @@ from security.identity import pki
 from site_agent.checks.command import check as site_check
 from site_agent.checks.run import CHECKS
 from site_agent.cli import cli as site_command
+from tests.cli.test_quick_commands import loaded
 from tests.support.check_world import LEARNING, PLAN, SITE, CheckWorld, Hospital, Shifted, problems, write_table
 from tests.support.consortium_world import World
 from tests.support.proxies import GATEWAY, Proxy, gateway_context, listening
@@ -474,6 +475,11 @@ def test_a_fault_planted_at_the_coordinator(
     plant(hub)
     found = problems(coordinator_lines(world, hub))
     assert any(what in line.what and hint in line.hint for line in found[check]), found
+
+
+def test_what_status_of_a_coordinator_loads_is_not_what_a_coordinator_needs(world: CheckWorld) -> None:
+    count, heavy = loaded("coordinator.cli", "--config", str(world.grounds.coordinator / "coordinator.toml"), "status")
+    assert count < 750 and heavy <= {"numpy", "pydantic", "cryptography"}, (count, heavy)
 
 
 def test_the_coordinators_machine(world: CheckWorld, hub: Path) -> None:

@@ -312,6 +312,20 @@ def test_operating_points_are_kept_with_the_model(trained: Trained, tmp_path: Pa
     assert Companion.read(place, predictor.trained) is None
 
 
+def test_a_temperature_that_does_not_help_is_not_kept(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it helps is judged by `helpful_temperature`, and by nothing else."""
+    shutil.copytree(trained.config.parent, tmp_path / "agent")
+    config = SiteConfig.read(tmp_path / "agent" / "site.toml")
+    kept = []
+    for found in (2.5, None):
+        monkeypatch.setattr(predictor_room, "helpful_temperature", lambda *_, found=found: found)
+        predictor = Predictor.open(config, open_record(config), refit=True)
+        kept.append((predictor.companion.temperature, predictor.deployed.temperature))
+    assert kept == [(2.5, 2.5), (None, 1.0)]
+
+
 def test_every_command_takes_the_same_model_and_says_which(trained: Trained, cases: Path, tmp_path: Path) -> None:
     words = ("--config", trained.config, "--json")
     evaluated = json.loads(run("evaluate", *words).stdout)
@@ -532,7 +546,7 @@ def test_the_card_is_told_by_manifest_and_log(trained: Trained, exported: Path) 
     assert "not a medical device" in card
     written = dt.datetime.fromtimestamp((NOW + DAY) / 1000, dt.UTC)
     assert f"Written on {written:%Y-%m-%d} (UTC)" in card
-    assert "| images | 20 to 49 | 20 to 49 |" in card and "50 to 99 training images" in card
+    assert "| images | 20 to 49 | 20 to 49 |" in card and "opened for the first time: 50 to 99 training images" in card
     assert "P-" not in card and str(trained.state) not in card
 
 

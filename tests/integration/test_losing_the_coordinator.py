@@ -10,7 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.backup import take_up
+from coordinator.checks import CHECKS, CoordinatorCheckContext
 from coordinator.database import FILE
+from lazaret.checks import CheckVerdict, run
 from lazaret.errors import ConfigError, VerificationFailed
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
@@ -74,6 +76,11 @@ def test_a_database_without_the_published_rounds_is_refused(federation: WholeFed
             shutil.copy(federation.folder / f"old{extra}", database.with_name(FILE + extra))
     if how == "emptied":
         database.write_bytes(b"")
+    context = CoordinatorCheckContext.read(write_toml(federation))
+    context.clock = federation.clock
+    found = [line for line in run(CHECKS, context) if line.check == "database"]
+    assert [line.verdict for line in found] == [CheckVerdict.PROBLEM], found
+    assert "the privacy log has published round 2" in found[0].what and "coordinator recover" in found[0].hint
     with pytest.raises(ConfigError, match="the privacy log has published round 2"):
         federation.start_hub()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from npr import metrics
 from npr.metrics import (
     COLDEST,
     HOTTEST,
@@ -82,6 +83,15 @@ def test_a_temperature_is_kept_where_it_helps_on_patients_it_was_not_fitted_on()
     assert helpful_temperature(labels, scores, units(400)) == fit_temperature(labels, scores)
     assert helpful_temperature(labels, scores, ["one patient"] * 400) is None, "there is no other half"
     assert helpful_temperature(labels[:10], scores[:10], units(10)) is None
+
+
+@pytest.mark.parametrize("figure", ["cross_entropy", "expected_calibration_error"])
+def test_a_temperature_is_not_kept_where_one_of_the_two_figures_does_not_fall(
+    figure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels, scores = drawn(400, 3.0)
+    monkeypatch.setattr(metrics, figure, lambda *_: 0.5)
+    assert helpful_temperature(labels, scores, units(400)) is None
 
 
 def test_probabilities_that_are_right_are_rarely_made_worse() -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from lazaret.checks import CheckVerdict
 from lazaret.errors import BudgetExhausted
 from protos.tls import TIME_KEY
 from site_agent import client as clients
+from site_agent.checks.run import compared
 from site_agent.client import Client, serve
 from site_agent.config import CoordinatorTable
 from tests.support.consortium_world import World
@@ -87,6 +89,13 @@ def test_clocks_may_be_five_minutes_apart_and_no_more(world: SiteWorld, seconds:
 
     apart = asyncio.run(look())
     assert apart is None if words is None else words in (apart or "")
+
+
+@pytest.mark.parametrize("way", [1, -1])
+def test_check_has_a_problem_with_a_clock_that_the_agent_would_not_work_with(way: int) -> None:
+    now = 1_800_000_000_000
+    found = [compared(now + way * 1000 * seconds, now).verdict for seconds in (119, 120, 300, 301)]
+    assert found == [CheckVerdict.OK, CheckVerdict.WARNING, CheckVerdict.WARNING, CheckVerdict.PROBLEM]
 
 
 # Why an agent has ended.

@@ -102,6 +102,21 @@ def test_a_run_that_does_not_fit_is_told_with_noise_that_does(tmp_path: Path) ->
         limits.admit(state, less.schedule.events())
 
 
+def test_what_rounds_are_said_to_cost_is_what_is_booked_in_the_end(tmp_path: Path) -> None:
+    """Said before the ledger is begun, in the middle of the run, and beside rounds of a run before it."""
+    told, manifest = config(tmp_path / "one", noise=2), Signed()
+    first = planned_cost(told, manifest)  # type: ignore[arg-type]
+    state = begun(told, manifest, rounds=4)
+    then = planned_cost(told, manifest)  # type: ignore[arg-type]
+    assert first is not None and then is not None and (then.rounds, then.booked) == (6, state.epsilon)
+    whole = begun(config(tmp_path / "all", noise=2), manifest, rounds=10).epsilon
+    assert first.epsilon == pytest.approx(whole) and then.epsilon == pytest.approx(whole)
+    other = config(tmp_path / "other", noise=2, cap=20)
+    begun(other, manifest, rounds=4, run="lesions/run-0")
+    after = planned_cost(other, manifest)  # type: ignore[arg-type]
+    assert after is not None and after.rounds == 10 and after.epsilon > 1.1 * whole
+
+
 def test_the_run_is_bounded_by_the_manifest_and_all_runs_by_the_hospital(tmp_path: Path) -> None:
     told = config(tmp_path, cap=6.0, noise=2.0)
     manifest = Signed()

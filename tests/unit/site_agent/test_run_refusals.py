@@ -165,7 +165,8 @@ def test_every_goodbye_says_whether_to_come_back(world: SiteWorld, code: int, re
     world.start(VICTIM)
     world.hub.connect(VICTIM)
     world.hub.send(VICTIM, relay.Goodbye(code=code))
-    assert world.left[VICTIM].retry is retry and world.left[VICTIM].error.hint
+    assert world.left[VICTIM].retry is retry and (hint := world.left[VICTIM].error.hint)
+    assert ("if the state folder was moved, let [site] state" in hint) is (code == relay.CloseReason.OUT_OF_ORDER)
 
 
 def test_bytes_that_are_no_message_end_the_stream_and_nothing_else(world: SiteWorld) -> None:

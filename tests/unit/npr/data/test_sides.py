@@ -238,6 +238,14 @@ class TestKept:
         assert site.sides(grown) == after and site.writes == 2, "written only where something was added"
         assert site.sides(first) == before, "and those who left are not forgotten"
 
+    def test_who_was_away_while_others_came_is_where_it_was(self):
+        first, grown = self.grown()
+        site = Kept(validation=0.1)
+        before = site.sides(first)
+        site.sides(catalogue(grown.units[100:], grown.labels[100:]))
+        assert site.writes == 2 and set(first.units[:100]) - set(grown.units[100:])
+        assert site.sides(first) == before
+
     def test_the_twin_without_a_book_trains_on_former_test_images(self):
         first, grown = self.grown()
         before, after = Kept(validation=0.1).sides(first), Kept(validation=0.1).sides(grown)

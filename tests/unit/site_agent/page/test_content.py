@@ -172,7 +172,7 @@ def test_a_decline_is_looked_after_while_it_lasts_and_told_once() -> None:
     hours = "[policy] hours: 12:00 is outside of 20:00-06:00"
     declined = CALM | {"declined_today": 3, "declined_by": hours}
     over = judge(NOTHING, declined)
-    assert over["level"] == "good" and "orders declined today: 3" in over["remarks"][0]["text"]
+    assert over["level"] == "good" and "orders declined earlier today: 3" in over["remarks"][0]["text"]
     now = {"about": {"remarks": [{"level": "look", "text": f"declined round 5: {hours}"}]}}
     lasting = judge(NOTHING | now, declined)
     assert lasting["level"] == "look" and len(lasting["remarks"]) == 1

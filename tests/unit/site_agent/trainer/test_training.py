@@ -26,13 +26,15 @@ from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest, decimal_text
 from security.secagg.layout import Vector
 from security.secagg.state import canonical, next_state
-from site_agent.config import DataTable
+from site_agent.config import CoordinatorTable, DataTable, SiteConfig, SiteTable
 from site_agent.contribution import LocalResult, encode
 from site_agent.trainer.data import fingerprint, open_data
 from site_agent.trainer.file_access import made
-from site_agent.trainer.personal_state import PersonalState
-from site_agent.trainer.training import Trainer
+from site_agent.trainer.personal_state import PersonalState, SiteRecord
+from site_agent.trainer.predictor import ModelPlace
+from site_agent.trainer.training import Trainer, make_trainer
 from tests.support.consortium_world import World
+from tests.support.dicom_images import GREY, drawn, saved
 
 ROUNDS = 3
 SOURCE = "generated:scale=0.005,sites=3"
@@ -84,6 +86,34 @@ def trainer(
     state = PersonalState(folder)
     made(state.memory, state.models)
     return Trainer(manifest, initial, data, state, data_key=key, best=best)
+
+
+def test_grey_dicom_images_fit_a_federation_of_colour_images(published: Published, tmp_path: Path) -> None:
+    """In training and in what reads the model afterwards; the hospital need not say how many channels there are."""
+    manifest, path = published
+    lines = ["image,label,patient"]
+    for number in range(20):
+        saved(drawn(GREY + number), tmp_path / f"{number}.dcm")
+        lines.append(f"{number}.dcm,{ISIC_CLASSES[number % 2]},P-{number}")
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    config = SiteConfig(
+        site=SiteTable(initial_model=str(path)),
+        coordinator=CoordinatorTable(address="hub.example:7443"),
+        data=DataTable(source=f"dicom:{tmp_path / 'table.csv'}"),
+        path=tmp_path / "site.toml",
+    )
+    initial, start = pinned_model(path, manifest)
+    made(config.state / "memory", config.state / "models")
+    trains, _ = make_trainer(config, manifest, initial, PersonalState(config.state), site="graz", data_key=bytes(32))
+    record = SiteRecord(site="graz", manifest=manifest, data_key=bytes(32), round=0, state=None)
+    reads = ModelPlace(config=config, record=record, initial=initial, start=start).trainer
+    assert trains.data.train.images.shape[1:] == reads.data.train.images.shape[1:] == (16, 16, 3)
+
+
+def test_a_model_names_as_many_classes_as_it_has_outputs(tmp_path: Path) -> None:
+    for names in (ISIC_CLASSES[:-1], (*ISIC_CLASSES, "other")):
+        with pytest.raises(ConfigError, match=f"{len(names)} class names for 8 outputs"):
+            export(tmp_path / "initial.safetensors", SPEC, RECIPE, rounds=ROUNDS, classes=names)
 
 
 def test_a_site_refuses_a_method_without_a_form_for_several_labels(
