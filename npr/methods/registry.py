@@ -69,9 +69,15 @@ def register(
 
 
 def _load() -> dict[str, RegisteredMethod]:
+    """All entries in the order of the list above, whichever module somebody has imported first; plugins come last."""
     for module in _MODULES:
         import_module(f"npr.methods.{module}")
-    return _entries
+    return dict(sorted(_entries.items(), key=_place))
+
+
+def _place(item: tuple[str, RegisteredMethod]) -> int:
+    module = item[1].method.__module__.rpartition(".")[2]
+    return _MODULES.index(module) if module in _MODULES else len(_MODULES)
 
 
 def get(name: str) -> RegisteredMethod:

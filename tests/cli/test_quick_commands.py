@@ -65,6 +65,12 @@ def test_the_list_of_methods_is_the_registrys() -> None:
     assert _listed() == _registered()
 
 
+def test_the_order_of_methods_is_that_of_the_list_whatever_is_imported_first() -> None:
+    code = "import npr.methods.fedbabu; from npr.methods import registry; print(*registry.names())"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert told.stdout.split() == [row["name"] for row in _listed()]
+
+
 @pytest.mark.parametrize("group", [site_agent, coordinator, consortium])
 def test_every_command_is_where_its_group_says(group: click.Group) -> None:
     assert set(group.texts) == set(group.commands)  # type: ignore[attr-defined]  # of the late group
