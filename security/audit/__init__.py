@@ -10,33 +10,29 @@ formed.
 
 Imported by: site_agent.
 
-    cli             the commands
-    tools           commands that lead to the tools auditors use, such as export, forward, claim and timestamp
-    options         what the commands share
+    cli             the group of commands, and what they share: options, and how they end
+    commands        commands that judge: verify, cross, egress, epsilon, heads, proofs, report
     verify          one log: every check
     agreement       every manifest version of a log folder: keys to believe and rules to judge by
-    vouching        which of them count where the consortium has turned on ML-DSA
     conformance     the rules, one small function each
     completeness    the steps of a round, the isolation of what trained, and settings that changed
     scan            the pass over all entries: form, order, time, tree, what left, and the rules in force
     safe_files      files of a folder that somebody else made
     checkpoints     the checkpoints of one log and who signed them
     egress_ledger   bytes that left, against the kernel's count
-    facts           the history in a log, and what all logs say about one round
+    facts           the history in a log, and one round in all logs together
     compare         many logs side by side
-    joint_rounds    one round in all logs together
     epsilon         the privacy spent, computed again
-    proof           one entry with everything needed to check it
-    tiles           one log as static files for everybody (C2SP tlog-tiles)
-    timestamps      checkpoints with a time stamp of an authority (RFC 3161)
-    claim           one page about one round, with the proof of every sentence
-    forward         entries of a live log to a log collector
     findings        every code, what it means and what to ask next
-    text            what was found, for a terminal
+    text            what was found, for a terminal and as JSON; why "prototypes never left" holds
     report          what was found, as a page
-    conditions      why "prototypes never left" holds, and pieces of the page
-    charts          the charts of the page
     pages           templates that escape everything, and charts as geometry
+    proof           one entry with everything needed to check it, and the check of every kind of evidence
+    claim           one page about one round, with the proof of every sentence
+    export          what left as a table or events, and one log as static files for everybody (C2SP tlog-tiles)
+    forward         entries of a live log to a log collector
+    timestamps      checkpoints with a time stamp of an authority (RFC 3161)
+    visits          logs against those of the last visit; witnesses without a log
     drafts          documents drafted from logs, each sentence with its entries
     bench           what logging and verifying cost
 """

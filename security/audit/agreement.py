@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 from lazaret.errors import ConfigError, ToolkitError
 from security.audit.findings import Finding
 from security.audit.safe_files import list_files, read_capped
-from security.audit.vouching import unvouched
 from security.log.note import VerifierKey
 from security.log.roster import COORDINATOR, Party, Roster
 from security.log.store import LogFolder
@@ -108,12 +107,12 @@ class Agreements:
     """Every version that an auditor has, by digest of its file.
 
     :param fixed: what holds for every entry where an auditor brought the parties and no manifest.
-    :param unvouched: those of which it cannot be decided whether the root's ML-DSA key stands behind them.
+    :param unconfirmed: those of which it cannot be decided whether the root has signed them with ML-DSA.
     """
 
     by_digest: Mapping[str, Agreement] = field(default_factory=dict)
     fixed: Agreement | None = None
-    unvouched: frozenset[str] = frozenset()
+    unconfirmed: frozenset[str] = frozenset()
     problems: tuple[Finding, ...] = ()
 
     def of(self, digest: str | None) -> Agreement | None:
@@ -160,9 +159,9 @@ class Agreements:
         return frozenset(key for one in self.versions for key in one.roster.observers) - members
 
     @property
-    def vouched(self) -> Agreements:
+    def confirmed(self) -> Agreements:
         """Those whose keys may speak against somebody."""
-        sure = {digest: one for digest, one in self.by_digest.items() if digest not in self.unvouched}
+        sure = {digest: one for digest, one in self.by_digest.items() if digest not in self.unconfirmed}
         return replace(self, by_digest=sure)
 
     def conflicts(self) -> Iterator[tuple[Agreement, Agreement]]:
@@ -177,7 +176,7 @@ class Agreements:
         return Agreements(
             by_digest={**self.by_digest, **other.by_digest},
             fixed=self.fixed or other.fixed,
-            unvouched=self.unvouched | other.unvouched,
+            unconfirmed=self.unconfirmed | other.unconfirmed,
             problems=(*self.problems, *other.problems),
         )
 
@@ -274,14 +273,14 @@ def keys_for(path: Path, root_key: Path | None) -> Keys:
 
 
 def keys_of(paths: Sequence[Path], root_key: Path | None) -> dict[Path, Keys]:
-    """The same for folders that are judged together: a manifest in one may vouch for an older one in another."""
+    """The same for folders that are judged together: a manifest in one may confirm an older one in another."""
     root, second = read_root(root_key), read_root_ml_dsa(root_key)
     folders = {path: _manifests_in(LogFolder(path), root) for path in paths}
     everything = [manifest for one in folders.values() for manifest in one.manifests.values()]
     keys = {}
     for path, one in folders.items():
         unsure = set[str]()
-        for digest, code, reason in unvouched(one.manifests, second, everything):
+        for digest, code, reason in unconfirmed(one.manifests, second, everything):
             one.note(code, f"version {one.agreed[digest].version} {reason}")
             if code == "OneSignature":
                 unsure.add(digest)
@@ -289,7 +288,7 @@ def keys_of(paths: Sequence[Path], root_key: Path | None) -> dict[Path, Keys]:
                 del one.agreed[digest]
         if root is not None and second is None and any(manifest.root_ml_dsa for manifest in one.manifests.values()):
             one.note("SecondKeyNotPinned", "manifests have the root's ML-DSA signature, and root.pem has no such key")
-        agreements = Agreements(by_digest=one.agreed, unvouched=frozenset(unsure), problems=tuple(one.problems))
+        agreements = Agreements(by_digest=one.agreed, unconfirmed=frozenset(unsure), problems=tuple(one.problems))
         keys[path] = Keys(agreements=agreements, pinned=root is not None, ml_dsa=second is not None)
     return keys
 
@@ -334,13 +333,6 @@ def manifest_from(path: Path, root_key: Path | None) -> Manifest:
     manifest = open_signed(read_capped(path, MANIFEST_BYTES), read_root(root_key), str(path))
     check_root_key(manifest, read_root_ml_dsa(root_key))
     return manifest
-
-
-def roster_from(path: Path, root_key: Path | None) -> Roster:
-    """The roster of a manifest file that the auditor gave."""
-    from security.identity.membership import audit_roster
-
-    return audit_roster(manifest_from(path, root_key))
 
 
 def read_root(root_key: Path | None) -> Certificate | None:
@@ -393,3 +385,59 @@ def coordinator_name(agreements: Agreements) -> str | None:
 def site_names(agreements: Iterable[Agreement]) -> frozenset[str]:
     """Every hospital of some versions."""
     return frozenset(party.name for one in agreements for party in one.roster.parties if party.role != COORDINATOR)
+
+
+# Which manifests count where a consortium has turned on ML-DSA: those that its signature reaches. Every version names
+# the digest of the one before it. So one ML-DSA signature confirms all earlier versions, as far as none between them is
+# missing. A party may skip versions; what its folder lacks, the folder of another may have, and what only a missing
+# version could tell is not held against anybody.
+
+_FORGED: Final = "is not signed with the root's ML-DSA key, and no later version names it"
+_UNKNOWN: Final = "is from before the root's ML-DSA signature, and a version between them is not here"
+
+
+def unconfirmed(
+    found: Mapping[str, Manifest], known: str | None, beside: Iterable[Manifest] = ()
+) -> list[tuple[str, str, str]]:
+    """Manifests of a folder that a forger of ECDSA signatures could have made: name, code of the finding, reason.
+
+    One that names the root's ML-DSA key has its signature. One that does not counts if the version after it, which
+    counts, names its digest; and if the auditor has not brought the key, also before the first version that names it.
+    All others are rejected, except where a version that is missing could name them: that cannot be decided.
+
+    :param found: the folder's manifests by the name that entries have for them.
+    :param known: the root's ML-DSA key, if the auditor has brought it.
+    :param beside: manifests of other folders. They confirm those of this one, and never speak against them by
+        themselves: the root's signature is on all that counts here.
+    """
+    own = min((one.version for one in found.values() if one.root_ml_dsa is not None), default=None)
+    key = known or next((one.root_ml_dsa for one in found.values() if one.version == own), None)
+    if key is None:
+        return []
+    named, lowest = _reached([*found.values(), *beside], key)
+    wrong = []
+    for digest, manifest in found.items():
+        before = known is None and own is not None and manifest.version < own
+        if before or manifest.root_ml_dsa == key or manifest.digest.hex() in named:
+            continue
+        # There is one manifest for each version, and no way back from ML-DSA.
+        forged = manifest.root_ml_dsa is not None or (lowest is not None and manifest.version >= lowest)
+        wrong.append((digest, "ManifestRejected", _FORGED) if forged else (digest, "OneSignature", _UNKNOWN))
+    return wrong
+
+
+def _reached(manifests: Iterable[Manifest], key: str) -> tuple[set[str], int | None]:
+    """The digests that ML-DSA signatures lead back to, and the lowest version that they reach."""
+    by_digest = {one.digest.hex(): one for one in manifests}
+    waiting = [one for one in by_digest.values() if one.root_ml_dsa == key]
+    named, versions = set[str](), set[int]()
+    while waiting:
+        one = waiting.pop()
+        versions.add(one.version)
+        if one.previous is None or one.previous in named:
+            continue
+        named.add(one.previous)
+        versions.add(one.version - 1)
+        if one.previous in by_digest:
+            waiting.append(by_digest[one.previous])
+    return named, min(versions, default=None)

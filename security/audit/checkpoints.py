@@ -303,7 +303,7 @@ def verify_held(held: HeldCheckpoint, agreements: Agreements, origin: str) -> No
 def believed(held: HeldCheckpoint, keys: Keys, origin: str) -> bool:
     """Whether a checkpoint that somebody brought is a genuine one of this log; another proves nothing about it."""
     try:
-        verify_held(held, keys.agreements.vouched, origin)
+        verify_held(held, keys.agreements.confirmed, origin)
     except ToolkitError:
         return False
     return held.checkpoint.origin == origin

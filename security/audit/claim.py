@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
 from lazaret.errors import CodecError, ConfigError, VerificationFailed
+from security.audit.agreement import Keys, keys_of
+from security.audit.cli import TARGET, logs, root_key
 from security.audit.proof import Proof, prove_all
 from security.audit.text import plain, when
+from security.audit.verify import Verified, origin_of, verify
 from security.crypto import encoding
 from security.crypto.merkle import MAX_PATH
 from security.log.keys import EpochChain
@@ -234,3 +240,45 @@ def _b64(data: bytes) -> str:
 
 def _wrapped(text: str) -> list[str]:
     return [text[at : at + _WIDTH] for at in range(0, len(text), _WIDTH)]
+
+
+# The command.
+
+
+@click.command(short_help="Write one page about SUBJECT, with proofs.")
+@click.argument("subject")
+@logs
+@root_key
+@click.option("-o", "--output", type=TARGET, help="Default: standard output.")
+def claim(subject: str, logs: Sequence[Path], root_key: Path | None, output: Path | None) -> None:
+    """One page about SUBJECT, such as "site graz, round 3", with proofs that `check-proof` checks."""
+    about = ClaimSubject.parse(subject)
+    found = [path for path in logs if origin_of(path).split(".", 1)[0] == about.name]
+    if len(found) != 1:
+        raise ConfigError(f"{len(found)} of the logs given are of {about.name}", where=subject[:80])
+    verified = _sound(found[0], keys_of(logs, root_key)[found[0]])
+    if verified.role != about.role:
+        raise ConfigError(f"{about.name} is a {verified.role}", where=subject[:80])
+    made = make_claim(found[0], about)
+    party = verified.agreements.party(verified.origin)
+    if party is None:
+        raise ConfigError("no manifest lists this log", where=str(found[0]))
+    page = made.page(made.entries(party.root, party.ml_dsa))
+    if output is None:
+        click.echo(page, nl=False)
+    else:
+        output.write_text(page, encoding="utf-8")
+        click.echo(f"{output}: {made.subject}, {len(made.proofs)} entries with their proofs")
+
+
+def _sound(path: Path, keys: Keys) -> Verified:
+    """A log that has no finding; nothing is said from another one."""
+    result = verify(path, keys)
+    wrong = [finding.code for finding in result.findings if finding.unreliable]
+    if wrong:
+        raise VerificationFailed(
+            f"this log fails verification ({', '.join(wrong[:3])}), so nothing is said from it",
+            where=str(path),
+            hint="`privacy-audit verify` lists what is wrong",
+        )
+    return result

@@ -18,9 +18,9 @@ from security.audit.agreement import Agreements, Keys, coordinator_keys, coordin
 from security.audit.checkpoints import held_checkpoints, hold_copies
 from security.audit.egress_ledger import join_counts
 from security.audit.epsilon import EpsilonStatement
-from security.audit.facts import GREETING, LogHistory, read_history, towards, tree_of
-from security.audit.findings import Concern, Finding, Findings, exit_code
-from security.audit.joint_rounds import (
+from security.audit.facts import (
+    GREETING,
+    LogHistory,
     join_first_models,
     join_manifests,
     join_models,
@@ -28,7 +28,11 @@ from security.audit.joint_rounds import (
     join_unmasking,
     join_uploads,
     join_votes,
+    read_history,
+    towards,
+    tree_of,
 )
+from security.audit.findings import Concern, Finding, Findings, exit_code
 from security.audit.verify import Verified, origin_of, verify
 from security.crypto.merkle import Tree
 from security.log.machine import SKEW_MS
@@ -84,11 +88,11 @@ def cross(
         agreements |= found.agreements
     if strangers := sorted(set(lost) - agreements.names):
         raise ConfigError(f"{', '.join(strangers)} is no party of these logs", where="--lost")
-    held = held_checkpoints(paths, agreements.vouched)
+    held = held_checkpoints(paths, agreements.confirmed)
     copies: dict[str, list[Path]] = {}
     for path in dict.fromkeys(paths):
         copies.setdefault(origin_of(path), []).append(path)
-    hold_copies(copies, agreements.vouched, held)
+    hold_copies(copies, agreements.confirmed, held)
     logs = tuple(_verify(path, keys[path], held) for path in paths)
     # Of several copies of a log the longest one tells its story. It is held against the others by their checkpoints.
     whole = longest(logs)

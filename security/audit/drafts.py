@@ -8,16 +8,22 @@ not cover are left out, and logs with a finding are refused: a document must not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from lazaret.errors import VerificationFailed
+import click
+
+from lazaret.errors import ConfigError, VerificationFailed
 from security.audit import text
-from security.audit.compare import Crossed
+from security.audit.agreement import keys_of
+from security.audit.cli import TARGET, logs, root_key
+from security.audit.compare import Crossed, cross
 from security.audit.findings import Severity
 from security.audit.pages import environment
 from security.audit.verify import Verified
+from security.clock import SystemClock
 from security.log.reader import LogReader, Record
 
 DOCUMENTS: Final = {
@@ -46,7 +52,7 @@ class DraftStatement:
         return f"{self.log}, {len(self.entries)} entries from {self.entries[0]} to {self.entries[-1]}"
 
 
-def draft(result: Crossed, document: str, *, checked_ms: int) -> str:
+def render(result: Crossed, document: str, *, checked_ms: int) -> str:
     """One document as a page.
 
     :raises VerificationFailed: if a log has a finding.
@@ -284,3 +290,22 @@ _TOPICS: Final[dict[str, Callable[[Any], Iterator[DraftStatement]]]] = {
     "changes": _changes,
     "incidents": _incidents,
 }
+
+
+# The command.
+
+
+@click.command(short_help="Draft a document for authorities from logs.")
+@logs
+@root_key
+@click.option("--document", type=click.Choice(list(DOCUMENTS)), required=True, help="Which document.")
+@click.option("-o", "--output", type=TARGET, required=True, help="The draft, as a page (.html).")
+def draft(logs: Sequence[Path], root_key: Path | None, document: str, output: Path) -> None:
+    """Draft a document from logs: record of processing, impact assessment (dpia) or technical documentation."""
+    if output.suffix != ".html":
+        raise ConfigError("a draft is .html", where=str(output))
+    result = cross(logs, keys_of(logs, root_key))
+    page = render(result, document, checked_ms=SystemClock().now_ms())
+    output.write_text(page, encoding="utf-8")
+    sentences, blanks = page.count("<cite>"), page.count('class="blank"')
+    click.echo(f"{output}: {DOCUMENTS[document][0]}, {sentences} sentences with their entries, {blanks} blanks")

@@ -1,17 +1,23 @@
-"""The history that a log tells, and what all logs together say about one round: for comparing logs and for reports."""
+"""The history that a log tells, and one round in all logs together: for comparing logs and for reports.
+
+`join_...` find what no log shows by itself, about sums, models, manifests and votes.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from security.audit.agreement import Agreement
+from security.audit.findings import Findings
 from security.audit.safe_files import refuse_hostile
 from security.crypto.merkle import Tree
 from security.log.reader import LogReader, Record
+from security.log.roster import COORDINATOR, SITE
 
 GREETING: Final = "Open"  # the message that a connection begins with
 TYPES: Final = frozenset(
@@ -208,73 +214,126 @@ def processing_json(history: LogHistory) -> dict[str, Any]:
     }
 
 
-CSV_COLUMNS: Final = ("party", "run", "round", "data_class", "messages", "bytes", "surplus")
-
-
-def egress_rows(histories: Sequence[LogHistory]) -> list[dict[str, Any]]:
-    """What left each site, by run, round and class of data: one row each, in order."""
-    rows: dict[tuple[str, str, int, str], list[int]] = {}
+def join_unmasking(histories: Sequence[LogHistory], joint: Findings) -> None:
+    """Over all logs: for no site of an attempt were self-mask shares *and* key shares opened."""
+    opened: dict[str, dict[str, dict[str, int]]] = {}
     for history in histories:
-        for record in history.of("egress"):
-            number = -1 if record.round is None else record.round
-            row = rows.setdefault((history.name, record.run or "", number, record.body["data_class"]), [0, 0, 0])
-            row[0] += 1
-            row[1] += record.body["bytes"]
-            row[2] += record.body["bytes"] - record.body["expected_bytes"]
-    return [
-        dict(zip(CSV_COLUMNS, (party, run or None, None if number < 0 else number, name, *totals), strict=True))
-        for (party, run, number, name), totals in sorted(rows.items())
-    ]
+        for record in history.of("secagg.unmasked"):
+            kinds = opened.setdefault(record.body["context"], {"self_mask": {}, "mask_key": {}})
+            for kind, names in kinds.items():
+                for name in record.body[kind]:
+                    names.setdefault(name, record.seq)
+    for kinds in opened.values():
+        for name in sorted(kinds["self_mask"].keys() & kinds["mask_key"].keys()):
+            joint.add(
+                "MaskExposure",
+                f"both kinds of share were opened for {name}",
+                kinds["self_mask"][name],
+                kinds["mask_key"][name],
+            )
 
 
-# The same as events of the Open Cybersecurity Schema Framework (OCSF): class "API Activity" of the category
-# "Application Activity". `type_uid` is the class times 100 and the activity; sending has no number of its own there.
-
-OCSF_VERSION: Final = "1.3.0"
-OCSF_CATEGORY: Final = 6
-OCSF_CLASS: Final = 6003
-OCSF_ACTIVITY: Final = 99
-INFORMATIONAL, MEDIUM = 1, 3
-
-
-def ocsf_events(histories: Sequence[LogHistory], version: str) -> Iterator[dict[str, Any]]:
-    """One event for each party, run, round and class of data that left."""
+def join_uploads(histories: Sequence[LogHistory], joint: Findings) -> None:
+    """Over all logs: of every site whose mask was opened a vector left. Else a sum is over fewer than it says."""
+    sent = {
+        history.name: {record.key for record in history.of("egress") if record.body["message"] == "UploadFrame"}
+        for history in histories
+        if history.role == SITE
+    }
     for history in histories:
-        groups: dict[tuple[str, int, str], list[Record]] = {}
-        for record in history.of("egress"):
-            key = (record.run or "", -1 if record.round is None else record.round, record.body["data_class"])
-            groups.setdefault(key, []).append(record)
-        for (run, number, data_class), records in sorted(groups.items()):
-            surplus = sum(record.body["bytes"] - record.body["expected_bytes"] for record in records)
-            first, last = records[0], records[-1]
-            yield {
-                "activity_id": OCSF_ACTIVITY,
-                "activity_name": "Send",
-                "actor": {"app_name": "site-agent"},
-                "api": {"operation": f"send {data_class}", "service": {"name": "lazaret.federation.v1.Federation"}},
-                "category_uid": OCSF_CATEGORY,
-                "class_uid": OCSF_CLASS,
-                "count": len(records),
-                "dst_endpoint": {"name": "coordinator", "uid": first.body["destination"]},
-                "end_time": last.ts,
-                "metadata": {
-                    "log_name": history.origin,
-                    "product": {"name": "Lazaret", "vendor_name": "Lazaret", "version": version},
-                    "uid": f"{history.origin}#{first.seq}-{last.seq}-{data_class}",
-                    "version": OCSF_VERSION,
-                },
-                "severity_id": MEDIUM if surplus else INFORMATIONAL,
-                "src_endpoint": {"name": history.name},
-                "start_time": first.ts,
-                "status_id": 1,
-                "time": first.ts,
-                "type_uid": OCSF_CLASS * 100 + OCSF_ACTIVITY,
-                "unmapped": {
-                    "bytes": sum(record.body["bytes"] for record in records),
-                    "data_class": data_class,
-                    "entries": [record.seq for record in records],
-                    "round": None if number < 0 else number,
-                    "run": run or None,
-                    "surplus": surplus,
-                },
-            }
+        for record in history.of("secagg.unmasked"):
+            for name in record.body["self_mask"]:
+                if record.key not in sent.get(name, {record.key}):
+                    detail = f"round {record.round}: {history.name} opened the mask of {name}, which sent no vector"
+                    joint.add("SumMismatch", detail, record.seq)
+
+
+def join_openings(histories: Sequence[LogHistory], joint: Findings) -> None:
+    """Over all logs: a quorum of sites says that it opened its shares for a published sum. A site whose log is not here
+    may have done so too.
+    """
+    opened: dict[str, set[str]] = {}
+    here = {history.name for history in histories if history.role == SITE}
+    for history in histories:
+        for record in history.of("secagg.unmasked") if history.role == SITE else ():
+            opened.setdefault(record.body["context"], set()).add(history.name)
+    for hub in histories:
+        if hub.role != COORDINATOR:
+            continue
+        quorums = {record.body["context"]: record.body["threshold"] for record in hub.of("secagg.survivors")}
+        published = {record.key for record in hub.of("aggregate.published")}
+        for record in hub.of("secagg.unmasked"):
+            asked = {*record.body["self_mask"], *record.body["mask_key"]}
+            count = len(opened.get(record.body["context"], ())) + len(asked - here)
+            due = quorums.get(record.body["context"], 0)
+            if record.key in published and count < due:
+                detail = f"round {record.round}: {count} sites may have opened shares for a sum, a quorum is {due}"
+                joint.add("SumMismatch", detail, record.seq)
+
+
+InForce = Mapping[str, Callable[[int], Agreement | None]]  # for each log, the manifest at an entry
+
+
+def join_manifests(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
+    """Over all logs: a context has the hash of one manifest, so who joins it is under that manifest and no other."""
+    seen: dict[str, tuple[str, str, int]] = {}
+    for history in histories:
+        for record in history.of("round.invited"):
+            agreement = in_force[history.origin](record.seq)
+            if agreement is None:
+                continue
+            told = (agreement.digest, history.name, record.seq)
+            digest, name, seq = seen.setdefault(record.body["context"], told)
+            if digest != agreement.digest:
+                detail = f"round {record.round}: {name} and {history.name} were under different manifests"
+                joint.add("SplitCohort", detail, seq, record.seq)
+
+
+def join_first_models(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
+    """A run begins with the model that its manifest names. If a log is not here, its beginning may not be either."""
+    first: dict[str | None, tuple[int, LogHistory, Record]] = {}
+    for history in histories:
+        for record in history.of("model.received"):
+            told = (record.round or 0, history, record)
+            if record.run not in first or told[0] < first[record.run][0]:
+                first[record.run] = told
+    for number, history, record in first.values():
+        agreement, model = in_force[history.origin](record.seq), record.body["model"]
+        rules = agreement.rules if agreement else None
+        if rules is not None and record.run == rules.run and model != rules.initial_state:
+            what = f"{record.run} begins with model {model[:16]}, agreed is {rules.initial_state[:16]}"
+            joint.add("MethodMismatch", f"round {number}: {what}", record.seq)
+
+
+def join_models(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
+    """A site trains on the model that the run begins with, or on one that a coordinator's log has published in an
+    earlier round. Only where no log is missing: what a lost one published is not known.
+    """
+    made: dict[tuple[str | None, str], int] = {}  # by run and model, the first round that gives it
+    for history in histories:
+        for record in history.of("aggregate.published") if history.role == COORDINATOR else ():
+            key = record.run, record.body["model"]
+            made[key] = min(record.round or 0, made.get(key, record.round or 0))
+    begun: dict[str | None, int] = {}  # the first round of each run, which `join_first_models` judges
+    for record in (record for history in histories for record in history.of("model.received")):
+        begun[record.run] = min(record.round or 0, begun.get(record.run, record.round or 0))
+    for history in histories:
+        for record in history.of("model.received"):
+            agreement, model = in_force[history.origin](record.seq), record.body["model"]
+            rules = agreement.rules if agreement and record.round != begun[record.run] else None
+            known = made.get((record.run, model), record.round or 0) < (record.round or 0)
+            if rules is not None and not known and (record.run, model) != (rules.run, rules.initial_state):
+                detail = f"round {record.round}: {history.name} had model {model[:8]}, which no sum before it gives"
+                joint.add("ModelInconsistency", detail, record.seq)
+
+
+def join_votes(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
+    """Where the manifest asks for votes, nobody trains on a model before the vote: somebody's log has it."""
+    voted = {record.key for history in histories for record in history.of("result.voted")}
+    for history in histories:
+        for last, record in pairwise(history.of("aggregate.published")):
+            agreement = in_force[history.origin](record.seq)
+            asked = agreement is not None and agreement.rules is not None and agreement.rules.vote
+            if asked and last.run == record.run and last.key not in voted:
+                detail = f"round {record.round}: a sum, and no vote on that of round {last.round} before it"
+                joint.add("StepMissing", detail, record.seq)

@@ -309,6 +309,11 @@ class Finding:
         return CODES[self.code].severity
 
     @property
+    def unreliable(self) -> bool:
+        """Whether nothing is built on a log with this finding: it is wrong, or a forger may have made it."""
+        return self.severity is Severity.FAIL or self.code == "OneSignature"
+
+    @property
     def meaning(self) -> str:
         """What it means, for a reader who does not know the log."""
         return CODES[self.code].meaning

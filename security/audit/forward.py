@@ -16,8 +16,10 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,11 +27,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
 from lazaret import files
 from lazaret.errors import AuditLogError, CannotDecide, CodecError, ConfigError, RollbackDetected
-from security.audit.findings import Findings
+from security.audit import text
+from security.audit.cli import FILE, TARGET, finish, one_log
+from security.audit.findings import Findings, exit_code
 from security.audit.safe_files import read_capped, refuse_hostile
 from security.audit.text import LAST_SECOND
+from security.audit.verify import origin_of
 from security.crypto import encoding
 from security.crypto.merkle import leaf_hash
 from security.log.reader import LogFollower, LogReader
@@ -337,3 +344,70 @@ def compare(log: Path, collected: Path, findings: Findings, sent: int = 0) -> di
     twice = sum(max(0, count - 1) for count in unmarked.values())
     counts = {"entries": len(seen), "repeated": repeated, "repeated_unmarked": twice}
     return {**counts, "missing": len(missing), "log": len(leaves)}
+
+
+# The command.
+
+
+@click.command(short_help="Send the entries of a log to a collector.")
+@one_log
+@click.option("--to", metavar="HOST:PORT", help="The collector: syslog over TLS (RFC 5425), usually port 6514.")
+@click.option("--ca", type=FILE, help="Root certificates that the collector's certificate must be from (PEM).")
+@click.option("--name", help="The name in the collector's certificate; default: HOST.")
+@click.option("--certificate", type=FILE, help="A certificate of your own, where the collector asks for one (PEM).")
+@click.option("--key", type=FILE, help="Its private key (PEM).")
+@click.option("--position", type=TARGET, help="Where to note how far the log was sent; never inside the log folder.")
+@click.option("--once", is_flag=True, help="Send what is there and stop; default: follow the log until terminated.")
+@click.option("--lenient", is_flag=True, help="Accept a closed connection as confirmation, without close_notify.")
+@click.option("--compare", type=FILE, help="Send nothing; compare this file of the collector with the log.")
+def forward(
+    log: Path,
+    to: str | None,
+    ca: Path | None,
+    name: str | None,
+    certificate: Path | None,
+    key: Path | None,
+    position: Path | None,
+    once: bool,
+    lenient: bool,
+    compare: Path | None,
+) -> None:
+    """Send the entries of a log to a log collector, and go on while the party writes. Reads the log only."""
+    if compare is not None:
+        _compare_collected(log, compare, position)
+    if to is None or ca is None or position is None:
+        raise ConfigError("--to, --ca and --position are needed", where="privacy-audit forward")
+    host, _, port = to.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ConfigError("not HOST:PORT", where=f"--to {to}", hint="such as logs.example.org:6514")
+    if position.resolve().is_relative_to(log.resolve()):
+        raise ConfigError("the position cannot be inside the log folder", where=str(position))
+    context = tls_context(ca, certificate, key)
+    collector = TlsCollector(host.strip("[]"), int(port), name or host.strip("[]"), context, lenient=lenient)
+    with only_one(position):
+        forwarder = Forwarder(log, position, collector.deliver)
+        follow(forwarder, _until_stopped(), lambda line: click.echo(line, err=True), once=once)
+    click.echo(f"{forwarder.size} entries of {log} are at {to}")
+
+
+def _until_stopped() -> Callable[[float], bool]:
+    """Waits so many seconds; true when the process was asked to end. A batch under way is finished first."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    return stopped.wait
+
+
+def _compare_collected(log: Path, collected: Path, position: Path | None) -> None:
+    findings = Findings(origin_of(log))
+    noted = Position.read(position) if position is not None else None
+    counts = compare(log, collected, findings, noted.size if noted else 0)
+    click.echo(
+        text.plain(
+            f"{findings.log}: {counts['entries']:,} of {counts['log']:,} entries are at the collector, "
+            f"{counts['missing']:,} are missing in between, {counts['repeated']:,} came more than once"
+        )
+    )
+    for line in text.finding_lines(findings.listed()):
+        click.echo(line)
+    finish(exit_code(findings.listed()))

@@ -1,28 +1,35 @@
 """A single entry with everything needed to check it, in C2SP's tlog-proof form: to hand one fact to one person.
 
-`check_file` checks such a file, and the other kinds of evidence that travel: of a fork, of a wrong sum, and claims.
+`check_file` checks such a file, and the other files of evidence that travel: a claim, a fork, a wrong sum, and what a
+witness holds.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lazaret.errors import CodecError, ConfigError, VerificationFailed
-from security.audit.agreement import manifest_from, roster_from
+from security.audit.agreement import manifest_from
 from security.audit.safe_files import refuse_hostile
+from security.audit.text import when
 from security.crypto import encoding
 from security.crypto.merkle import MAX_PATH, Tree, leaf_hash, verify_inclusion
 from security.log.keys import EpochChain
 from security.log.note import Note, VerifierKey, checkpoint_of
 from security.log.reader import LogReader
-from security.log.roster import Roster
+from security.log.roster import Party, Roster
 from security.log.schema import read_line
 from security.log.store import LogFolder
-from security.log.witness import Fork
+from security.log.witness import Fork, HeldCheckpoint
+
+if TYPE_CHECKING:
+    from security.identity.manifest import Manifest
+    from security.secagg.site.results import WrongSumEvidence
 
 PROOF_BYTES: Final = 1 << 28  # evidence of a wrong sum holds a chunk of every upload
 HEADER: Final = "c2sp.org/tlog-proof@v1"
@@ -92,125 +99,6 @@ class Proof:
         return {key.name: time or 0 for key, time in self.note.verify(keys).items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What a file proves; None where it cannot be told without the keys."""
-
-    proves: str | None
-    detail: str
-    lines: tuple[str, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
-def check_file(content: bytes, manifest: Path | None, root_key: Path | None) -> Checked:
-    """Check a file of evidence of any kind.
-
-    :raises CodecError: if it is none.
-    :raises VerificationFailed: if what it claims is false.
-    """
-    from security.audit import claim
-    from security.secagg.site.results import HEADING
-
-    if content.startswith(claim.HEADING.encode() + b"\n"):
-        return _check_claim(content, manifest, root_key)
-    if content.startswith(b'{"endorsements":') and b'"held":' not in content:
-        return _check_held(content, manifest, root_key)
-    if content.startswith(b"{"):
-        return _check_fork(Fork.parse(content), manifest, root_key)
-    if content.startswith(HEADING):
-        return _check_sum(content, manifest, root_key)
-    return _check_entry(Proof.parse(content), manifest, root_key)
-
-
-def _check_entry(proof: Proof, manifest: Path | None, root_key: Path | None) -> Checked:
-    from security.audit.text import when
-
-    origin = checkpoint_of(proof.note).origin
-    if manifest is None:
-        return Checked(proves=None, detail=f"{origin}: whose key signed this is not known")
-    roster = roster_from(manifest, root_key)
-    entry = proof.check(_root_of(roster, origin), roster.by_origin[origin].ml_dsa)
-    witnesses = proof.witnesses(roster)
-    seen = ", ".join(f"{name} {when(time)}" for name, time in sorted(witnesses.items()))
-    return Checked(
-        proves="Entry",
-        detail=f"entry {entry['seq']} of {origin}: {entry['type']} at {when(entry['ts'] / 1000)}",
-        lines=(f"head {checkpoint_of(proof.note).size}, cosigned by {seen or 'nobody'}",),
-        facts={"origin": origin, "entry": entry, "witnesses": witnesses},
-    )
-
-
-def _check_claim(content: bytes, manifest: Path | None, root_key: Path | None) -> Checked:
-    from security.audit.claim import Claim
-    from security.audit.text import when
-
-    if manifest is None:
-        return Checked(proves=None, detail=f"{Claim.parse(content).subject}: whose key signed this is not known")
-    roster = roster_from(manifest, root_key)
-    claim = Claim.check(content, roster)
-    strangers = claim.unknown_signers(roster)
-    if strangers:
-        return Checked(proves=None, detail=f"{strangers[0][:80]} is on the page and not in this manifest")
-    witnesses = claim.proofs[0].witnesses(roster)
-    seen = ", ".join(f"{name} {when(time)}" for name, time in sorted(witnesses.items()))
-    head = checkpoint_of(claim.proofs[0].note)
-    return Checked(
-        proves="Claim",
-        detail=f"{claim.subject}: every sentence of the page is an entry of {head.origin}",
-        lines=(f"head {head.size}, cosigned by {seen or 'nobody'}",),
-        facts={"subject": str(claim.subject), "entries": [one.index for one in claim.proofs], "witnesses": witnesses},
-    )
-
-
-def _check_held(content: bytes, manifest: Path | None, root_key: Path | None) -> Checked:
-    """What a witness keeps: a checkpoint that the log signed and the witness cosigned."""
-    from security.audit.text import when
-    from security.log.witness import HeldCheckpoint
-
-    held = HeldCheckpoint.parse(content)
-    origin = held.checkpoint.origin
-    if manifest is None:
-        return Checked(proves=None, detail=f"{origin}: whose keys signed this is not known")
-    roster = roster_from(manifest, root_key)
-    held.verify(_root_of(roster, origin), origin)
-    known = {key.name: time or 0 for key, time in held.note.verify(roster.cosigners_for(origin)).items()}
-    seen = ", ".join(f"{name} {when(time)}" for name, time in sorted(known.items()))
-    return Checked(
-        proves="Seen",
-        detail=f"a head of {held.checkpoint.size} entries of {origin} was seen by {seen}",
-        facts={"origin": origin, "size": held.checkpoint.size, "witnesses": known},
-    )
-
-
-def _root_of(roster: Roster, origin: str) -> VerifierKey:
-    if origin not in roster.by_origin:
-        raise VerificationFailed("the manifest knows no log of this name", where=origin)
-    return roster.by_origin[origin].root
-
-
-def _check_fork(fork: Fork, manifest: Path | None, root_key: Path | None) -> Checked:
-    if manifest is None:
-        return Checked(proves=None, detail=f"{fork.origin}: whose keys signed this is not known")
-    fork.verify(_root_of(roster_from(manifest, root_key), fork.origin))
-    return Checked(proves="Fork", detail=f"{fork.origin} signed two histories")
-
-
-def _check_sum(content: bytes, manifest: Path | None, root_key: Path | None) -> Checked:
-    from security.identity.membership import aggregation_policy
-    from security.secagg.site.results import WrongSumEvidence
-
-    evidence = WrongSumEvidence.parse(content)
-    if manifest is None:
-        return Checked(proves=None, detail="whose keys signed this result is not known")
-    agreed = manifest_from(manifest, root_key)
-    # As of the day it was issued: signatures do not lapse with the certificates that were valid when they were made.
-    evidence.verify(aggregation_policy(agreed, now_ms=agreed.issued_at_ms))
-    where = f"chunk {evidence.chunk} of round {evidence.result.context.round}"
-    return Checked(
-        proves="WrongSum", detail=f"{agreed.coordinator.id} signed a sum that is not that of the uploads: {where}"
-    )
-
-
 def _b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
@@ -242,4 +130,122 @@ def prove_all(path: Path, numbers: Sequence[int]) -> tuple[Proof, ...]:
     return tuple(
         Proof(line=wanted[seq], index=seq, path=tree.inclusion_path(seq, size), note=note, endorsements=endorsements)
         for seq in numbers
+    )
+
+
+# Files of evidence, of every kind that travels.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a file proves; None where it cannot be told without the keys."""
+
+    proves: str | None
+    detail: str
+    lines: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def check_file(content: bytes, manifest: Path | None, root_key: Path | None) -> Checked:
+    """Check a file of evidence of any kind.
+
+    :raises CodecError: if it is none.
+    :raises VerificationFailed: if what it claims is false.
+    """
+    from security.audit.claim import HEADING, Claim
+    from security.secagg.site.results import HEADING as WRONG_SUM
+    from security.secagg.site.results import WrongSumEvidence
+
+    about: object
+    check: Callable[[Manifest], Checked]
+    if content.startswith(f"{HEADING}\n".encode()):
+        about, check = Claim.parse(content).subject, partial(_check_claim, content)
+    elif content.startswith(b'{"endorsements":') and b'"held":' not in content:
+        held = HeldCheckpoint.parse(content)
+        about, check = held.checkpoint.origin, partial(_check_held, held)
+    elif content.startswith(b"{"):
+        fork = Fork.parse(content)
+        about, check = fork.origin, partial(_check_fork, fork)
+    elif content.startswith(WRONG_SUM):
+        about, check = "a result", partial(_check_sum, WrongSumEvidence.parse(content))
+    else:
+        proof = Proof.parse(content)
+        about, check = checkpoint_of(proof.note).origin, partial(_check_entry, proof)
+    if manifest is None:
+        return Checked(proves=None, detail=f"{about}: whose key signed this is not known")
+    return check(manifest_from(manifest, root_key))
+
+
+def _roster(manifest: Manifest, origin: str) -> tuple[Roster, Party]:
+    """The parties, and the owner of a log among them."""
+    from security.identity.membership import audit_roster
+
+    roster = audit_roster(manifest)
+    if origin not in roster.by_origin:
+        raise VerificationFailed("the manifest knows no log of this name", where=origin)
+    return roster, roster.by_origin[origin]
+
+
+def _seen(witnesses: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {when(time)}" for name, time in sorted(witnesses.items())) or "nobody"
+
+
+def _check_entry(proof: Proof, manifest: Manifest) -> Checked:
+    head = checkpoint_of(proof.note)
+    roster, owner = _roster(manifest, head.origin)
+    entry = proof.check(owner.root, owner.ml_dsa)
+    witnesses = proof.witnesses(roster)
+    return Checked(
+        proves="Entry",
+        detail=f"entry {entry['seq']} of {head.origin}: {entry['type']} at {when(entry['ts'] / 1000)}",
+        lines=(f"head {head.size}, cosigned by {_seen(witnesses)}",),
+        facts={"origin": head.origin, "entry": entry, "witnesses": witnesses},
+    )
+
+
+def _check_claim(content: bytes, manifest: Manifest) -> Checked:
+    from security.audit.claim import Claim
+    from security.identity.membership import audit_roster
+
+    roster = audit_roster(manifest)
+    claim = Claim.check(content, roster)
+    if strangers := claim.unknown_signers(roster):
+        return Checked(proves=None, detail=f"{strangers[0][:80]} is on the page and not in this manifest")
+    witnesses = claim.proofs[0].witnesses(roster)
+    head = checkpoint_of(claim.proofs[0].note)
+    return Checked(
+        proves="Claim",
+        detail=f"{claim.subject}: every sentence of the page is an entry of {head.origin}",
+        lines=(f"head {head.size}, cosigned by {_seen(witnesses)}",),
+        facts={"subject": str(claim.subject), "entries": [one.index for one in claim.proofs], "witnesses": witnesses},
+    )
+
+
+def _check_held(held: HeldCheckpoint, manifest: Manifest) -> Checked:
+    """What a witness keeps: a checkpoint that the log signed and the witness cosigned."""
+    head = held.checkpoint
+    roster, owner = _roster(manifest, head.origin)
+    held.verify(owner.root, head.origin)
+    known = {key.name: time or 0 for key, time in held.note.verify(roster.cosigners_for(head.origin)).items()}
+    return Checked(
+        proves="Seen",
+        detail=f"a head of {head.size} entries of {head.origin} was seen by {_seen(known)}",
+        facts={"origin": head.origin, "size": head.size, "witnesses": known},
+    )
+
+
+def _check_fork(fork: Fork, manifest: Manifest) -> Checked:
+    _, owner = _roster(manifest, fork.origin)
+    fork.verify(owner.root)
+    return Checked(proves="Fork", detail=f"{fork.origin} signed two histories")
+
+
+def _check_sum(evidence: WrongSumEvidence, manifest: Manifest) -> Checked:
+    from security.identity.membership import aggregation_policy
+
+    # As of the day it was issued: signatures do not lapse with the certificates that were valid when they were made.
+    evidence.verify(aggregation_policy(manifest, now_ms=manifest.issued_at_ms))
+    where = f"chunk {evidence.chunk} of round {evidence.result.context.round}"
+    return Checked(
+        proves="WrongSum", detail=f"{manifest.coordinator.id} signed a sum that is not that of the uploads: {where}"
     )

@@ -14,14 +14,20 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+import click
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from lazaret import files
 from lazaret.errors import CodecError, ConfigError, VerificationFailed
-from security.log.note import Note
+from security.audit.cli import FILE, TARGET, one_log
+from security.audit.safe_files import read_capped, refuse_hostile
+from security.audit.text import plain
+from security.log.note import Note, checkpoint_of
+from security.log.store import LogFolder
 
 RESPONSE_BYTES: Final = 1 << 20
 INTEGER, OCTETS, NULL, OID, SEQUENCE, SET, TIME = 0x02, 0x04, 0x05, 0x06, 0x30, 0x31, 0x18
@@ -281,3 +287,31 @@ def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
+
+
+# The command.
+
+
+@click.command(short_help="Ask for and check time stamps (RFC 3161).")
+@one_log
+@click.option("--request", "asked", type=TARGET, help="Write what the authority is asked about the newest checkpoint.")
+@click.option("--response", type=FILE, help="The authority's answer, to be checked.")
+@click.option("--ca", type=FILE, help="Root certificates of the authority (PEM).")
+def timestamp(log: Path, asked: Path | None, response: Path | None, ca: Path | None) -> None:
+    """Time stamps of checkpoints (RFC 3161). Nothing is sent: the files go to the authority and come back your way."""
+    refuse_hostile(log)
+    folder = LogFolder(log)
+    notes = [folder.checkpoint_note(size) for size in reversed(folder.checkpoint_sizes())]
+    if not notes:
+        raise ConfigError("there is no checkpoint", where=str(log))
+    if asked is not None and response is None and ca is None:
+        files.write_atomically(asked, request(notes[0].text.encode()))
+        click.echo(f"{asked}: asks for a time stamp of the checkpoint of {checkpoint_of(notes[0]).size} entries")
+        return
+    if asked is not None or response is None or ca is None:
+        raise ConfigError("give --request, or --response and --ca", where="privacy-audit timestamp")
+    answer = read_capped(response, RESPONSE_BYTES)
+    note = stamped(answer, notes)
+    stamp = check(answer, note.text.encode(), read_roots(ca))
+    size = checkpoint_of(note).size
+    click.echo(f"the checkpoint of {size} entries existed at {stamp.time.isoformat()}, says {plain(stamp.authority)}")

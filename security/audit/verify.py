@@ -385,7 +385,7 @@ def _check_evidence(folder: LogFolder, agreements: Agreements, findings: Finding
         name = f"evidence/{path.name[:80]}"
         try:
             fork = Fork.parse(path.read_bytes())
-            verify_fork(fork, agreements.vouched)
+            verify_fork(fork, agreements.confirmed)
         except ToolkitError as error:
             findings.add("EvidenceInvalid", f"{name}: {error.message}")
         else:

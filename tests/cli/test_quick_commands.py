@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.cli import cli as coordinator
 from npr.lab.cli import _listed, _registered
+from security.audit.cli import main as audit
 from security.consortium.cli import cli as consortium
 from site_agent.cli import cli as site_agent
 
@@ -71,7 +72,7 @@ def test_the_order_of_methods_is_that_of_the_list_whatever_is_imported_first() -
     assert told.stdout.split() == [row["name"] for row in _listed()]
 
 
-@pytest.mark.parametrize("group", [site_agent, coordinator, consortium])
+@pytest.mark.parametrize("group", [site_agent, coordinator, consortium, audit])
 def test_every_command_is_where_its_group_says(group: click.Group) -> None:
     assert set(group.texts) == set(group.commands)  # type: ignore[attr-defined]  # of the late group
     for name in group.commands:

@@ -11,9 +11,9 @@ from reference.audit_formats import Invalid
 from reference.audit_tiles import PublishedLog, name_of
 
 from lazaret.errors import CannotDecide, VerificationFailed
-from security.audit import tiles
+from security.audit import export as tiles
 from security.audit.cli import main
-from security.audit.tiles import publish, tile_name
+from security.audit.export import publish, tile_name
 from security.log import events as ev
 from tests.support.audit_attacks import Lonely, Tampering, copied
 from tests.support.audit_logs import Federation

@@ -115,7 +115,7 @@ def alone(folder: Path) -> Path:
 def test_a_log_that_ends_before_the_second_signature_is_not_clean(federation: Federation, tmp_path: Path) -> None:
     """Whoever forges Ed25519 could have made all of it. With version 2 in the folder, its heads lack a signature.
     Without it the party may have stopped before there was one, and nobody is blamed: also where the folder of another
-    party has version 2, and vouches for version 1."""
+    party has version 2, and confirms version 1."""
     path = unadopted(federation, tmp_path / "graz")
     found = verify(path, keys_for(path, federation.root_key)).findings
     assert "BadSignature" in weighty(found)
@@ -123,7 +123,7 @@ def test_a_log_that_ends_before_the_second_signature_is_not_clean(federation: Fe
     assert "OneSignature" in weighty(by_itself.findings)
     assert not weighty(by_itself.findings) & {"BadSignature", "ManifestRejected"}
     keys = keys_of([path, federation.hub.folder], federation.root_key)[path]
-    assert keys.agreements.problems == () and [one.version for one in keys.agreements.vouched.versions] == [1]
+    assert keys.agreements.problems == () and [one.version for one in keys.agreements.confirmed.versions] == [1]
     assert "OneSignature" in weighty(verify(path, keys).findings)
 
 
@@ -131,7 +131,7 @@ def test_a_log_that_ends_before_the_second_signature_is_not_clean_twin(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = alone(unadopted(federation, tmp_path / "graz"))
-    monkeypatch.setattr(agreement, "unvouched", lambda *_: [])
+    monkeypatch.setattr(agreement, "unconfirmed", lambda *_: [])
     monkeypatch.setattr(verify_module, "check_ml_dsa", lambda *_: None)
     found = weighty(verify(path, keys_for(path, federation.root_key)).findings)
     assert not found & {"BadSignature", "ManifestRejected", "OneSignature"}
@@ -175,7 +175,7 @@ def test_a_forged_manifest_is_no_manifest(federation: Federation, tmp_path: Path
 def test_a_forged_manifest_is_no_manifest_twin(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreement, "unvouched", lambda *_: [])
+    monkeypatch.setattr(agreement, "unconfirmed", lambda *_: [])
     keys = keys_for(with_forged_manifest(federation, tmp_path / "graz"), federation.root_key)
     assert [one.version for one in keys.agreements.versions] == [1, 2, 3]
 
@@ -231,7 +231,7 @@ def skipping(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 
 
 def test_a_site_that_skipped_a_version_is_not_blamed(skipping: Federation) -> None:
-    """Among all folders version 2 vouches for version 1. By itself the log is neither clean nor wrong."""
+    """Among all folders version 2 confirms version 1. By itself the log is neither clean nor wrong."""
     together = cross(skipping.folders, skipping.keys)
     assert weighty(together.findings) == set() and together.exit_code == 0
     path = skipping.members["graz"].folder
@@ -254,7 +254,7 @@ def test_a_forged_older_version_is_found_beside_the_others(skipping: Federation,
     """Where the version after it is here, which names another one. Graz lacks it, and nobody can tell by graz alone."""
     path = with_forged_first(skipping, "graz", tmp_path / "graz")
     by_itself = keys_for(path, skipping.root_key).agreements
-    assert {one.code for one in by_itself.problems} == {"OneSignature"} and len(by_itself.unvouched) == 2
+    assert {one.code for one in by_itself.problems} == {"OneSignature"} and len(by_itself.unconfirmed) == 2
     beside = keys_of([path, skipping.hub.folder], skipping.root_key)
     assert [one.code for one in beside[path].agreements.problems] == ["ManifestRejected"]
     assert [one.version for one in beside[path].agreements.versions] == [1, 3]
@@ -264,17 +264,17 @@ def test_a_forged_older_version_is_found_beside_the_others(skipping: Federation,
 def test_a_forged_older_version_is_found_beside_the_others_twin(
     skipping: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreement, "unvouched", lambda *_: [])
+    monkeypatch.setattr(agreement, "unconfirmed", lambda *_: [])
     path = with_forged_first(skipping, "graz", tmp_path / "graz")
     beside = keys_of([path, skipping.hub.folder], skipping.root_key)
     assert [one.version for one in beside[path].agreements.versions] == [1, 1, 3]
 
 
-def test_keys_that_nothing_vouches_for_speak_against_nobody(federation: Federation, tmp_path: Path) -> None:
+def test_keys_that_nothing_confirms_speak_against_nobody(federation: Federation, tmp_path: Path) -> None:
     """Heads that a folder holds of other logs count as evidence under a manifest that a forger could not have made."""
     path = alone(unadopted(federation, tmp_path / "graz"))
     agreed = keys_for(path, federation.root_key).agreements
-    assert held_checkpoints([path], agreed.vouched) == {}
+    assert held_checkpoints([path], agreed.confirmed) == {}
     assert held_checkpoints([path], agreed) != {}, "twin: they count under any manifest in the folder"
 
 
@@ -286,7 +286,7 @@ def test_nor_do_they_where_logs_are_compared_or_evidence_is_read(
     keys = keys_for(path, federation.root_key)
     held = held_checkpoints([path], keys.agreements)
     origin, (head, *_) = next(iter(held.items()))
-    anybody = replace(keys, agreements=replace(keys.agreements, unvouched=frozenset()))
+    anybody = replace(keys, agreements=replace(keys.agreements, unconfirmed=frozenset()))
     assert believed(head, anybody, origin) and not believed(head, keys, origin)
 
     fork = Fork(origin=origin, held=head.note, shown=head.note, endorsements=head.endorsements, other_root=bytes(32))

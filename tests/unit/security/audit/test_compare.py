@@ -43,7 +43,7 @@ def arrived_of(hub: LogHistory) -> dict[tuple[str, str], list[Record]]:
 
 
 def test_one_id_is_for_one_message(both: tuple[LogHistory, LogHistory]) -> None:
-    """Also where the coordinator has both under that id: each would vouch for the other."""
+    """Also where the coordinator has both under that id: each would confirm the other."""
     graz, hub = both
     honest = Findings("between")
     compare._match_site(graz, hub, arrived_of(hub), set(), honest)

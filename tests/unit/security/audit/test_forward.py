@@ -8,14 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from lazaret.errors import AuditLogError, CannotDecide, ConfigError, RollbackDetected
 from security.audit import forward
+from security.audit.cli import main
 from security.audit.forward import Forwarder, Position, frame, message
 from security.crypto.merkle import leaf_hash
 from security.log import events as ev
 from security.log.schema import MAX_COUNT
 from tests.support.audit_attacks import Lonely, Tampering
+from tests.support.audit_logs import small_federation
 
 # RFC 5424, section 6, for the parts that this program writes.
 SYSLOG = re.compile(
@@ -160,3 +163,21 @@ def test_another_log_or_an_older_one_is_refused(tmp_path: Path) -> None:
 def test_two_forwarders_do_not_share_a_position(tmp_path: Path) -> None:
     with forward.only_one(tmp_path / "p"), pytest.raises(ConfigError), forward.only_one(tmp_path / "p"):
         pass
+
+
+def forward_command(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_forward_refuses_unclear_orders(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path / "federation")
+    log = federation.members["graz"].folder
+    assert forward_command("forward", log).exit_code == 2
+    for target, position in (("nowhere", tmp_path / "p"), ("a:b", tmp_path / "p"), ("a:6514", log / "p")):
+        done = forward_command("forward", log, "--to", target, "--ca", federation.root_key, "--position", position)
+        assert done.exit_code == 2, target
+    (tmp_path / "p").write_text("no position\n")
+    done = forward_command(
+        "forward", log, "--to", "127.0.0.1:9", "--ca", federation.root_key, "--position", tmp_path / "p", "--once"
+    )
+    assert done.exit_code == 2 and "not a position" in done.output

@@ -1,4 +1,4 @@
-"""Export to OCSF, and heads that an auditor remembers from visit to visit."""
+"""Heads that an auditor remembers from visit to visit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from security.audit.cli import main
-from security.audit.verify import verify
 from security.log import events as ev
 from security.log.keys import EpochKeys
 from tests.support.audit_attacks import Tampering, copied
@@ -23,26 +22,6 @@ def federation(tmp_path: Path) -> Federation:
 
 def _run(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def test_ocsf_events_add_up_by_round_and_class(federation: Federation, tmp_path: Path) -> None:
-    sites = [path for path in federation.folders if path.name != "hub"]
-    events = [json.loads(line) for line in _run("export", *sites, "--format", "ocsf").stdout.splitlines()]
-    logs = [verify(path, federation.pinned) for path in sites]
-    assert sum(event["unmapped"]["bytes"] for event in events) == sum(log.ledger.total for log in logs)
-    assert sum(event["count"] for event in events) == sum(log.ledger.count for log in logs)
-    keys = [
-        (event["src_endpoint"]["name"], event["unmapped"]["round"], event["unmapped"]["data_class"]) for event in events
-    ]
-    assert len(keys) == len(set(keys)), "one event for each site, round and class"
-    for event in events:
-        assert (event["class_uid"], event["category_uid"], event["type_uid"]) == (6003, 6, 600399)
-        assert event["type_uid"] == 100 * event["class_uid"] + event["activity_id"]
-        assert {"actor", "api", "metadata", "severity_id", "src_endpoint", "time"} <= event.keys()
-        assert event["start_time"] <= event["end_time"]
-    assert len({event["metadata"]["uid"] for event in events}) == len(events)
-    target = tmp_path / "events.jsonl"
-    assert f"{len(events)} events" in _run("export", *sites, "--format", "ocsf", "-o", target).output
 
 
 def _remember(federation: Federation, path: Path, store: Path, *extra: object) -> Result:
@@ -115,16 +94,3 @@ def test_an_older_copy_does_not_replace_what_is_remembered(federation: Federatio
     kept = next(store.iterdir()).read_bytes()
     assert _remember(federation, older, store).exit_code == 1
     assert next(store.iterdir()).read_bytes() == kept
-
-
-def test_forward_refuses_unclear_orders(federation: Federation, tmp_path: Path) -> None:
-    log = federation.members["graz"].folder
-    assert _run("forward", log).exit_code == 2
-    for target, position in (("nowhere", tmp_path / "p"), ("a:b", tmp_path / "p"), ("a:6514", log / "p")):
-        done = _run("forward", log, "--to", target, "--ca", federation.root_key, "--position", position)
-        assert done.exit_code == 2, target
-    (tmp_path / "p").write_text("no position\n")
-    done = _run(
-        "forward", log, "--to", "127.0.0.1:9", "--ca", federation.root_key, "--position", tmp_path / "p", "--once"
-    )
-    assert done.exit_code == 2 and "not a position" in done.output

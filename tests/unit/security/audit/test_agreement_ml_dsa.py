@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from security.audit.vouching import unvouched
+from security.audit.agreement import unconfirmed
 from security.identity.manifest import Manifest
 from tests.support.consortium_world import World
 
@@ -26,7 +26,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> list[Manifest]:
 
 def judged(found: Iterable[Manifest], known: str | None, beside: Sequence[Manifest] = ()) -> dict[int, str]:
     named = {one.digest.hex(): one for one in found}
-    return {named[digest].version: code for digest, code, _ in unvouched(named, known, beside)}
+    return {named[digest].version: code for digest, code, _ in unconfirmed(named, known, beside)}
 
 
 def picked(chain: Sequence[Manifest], *versions: int) -> list[Manifest]:
