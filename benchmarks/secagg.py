@@ -26,7 +26,7 @@ from security.clock import SystemClock
 from security.crypto import encoding, masking, prg
 from security.crypto.prg import Words
 from security.identity.membership import BareMandate
-from security.log import uniformity
+from security.log import egress
 from security.rng import SystemRandomness
 from security.secagg import messages
 from security.secagg.effects import Advanced, Effects, Send, SendUpload
@@ -247,8 +247,8 @@ def measure(sites: int, params: int, dropouts: int, workers: int) -> dict[str, A
 def _uniformity(parties: Sites) -> dict[str, float]:
     watch = Stopwatch()
     with watch.time("check"):
-        masked = uniformity.p_value(parties.masked)
-    plain = uniformity.p_value(parties.updates[0].tobytes())
+        masked = egress.p_value(parties.masked)
+    plain = egress.p_value(parties.updates[0].tobytes())
     return {"uniformity_ms": 1e3 * watch.total("check"), "masked_p_value": masked, "unmasked_p_value": plain}
 
 

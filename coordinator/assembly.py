@@ -38,9 +38,9 @@ from security.identity.manifest import Manifest, unseal
 from security.identity.membership import AggregationPolicy, Membership, Seat
 from security.identity.pki import Purpose, Role, Subject
 from security.log.events import AggregatePublished
+from security.log.opening import continue_log, create_log, start_entries
 from security.log.reader import LogReader
 from security.log.roster import Roster
-from security.log.start import start_entries
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import Randomness
@@ -204,14 +204,14 @@ def _open_log(
     party = roster.by_name[manifest.coordinator.id]
     keys, ml_dsa = identity.folder / "keys" / "epochs", partial(identity.log_ml_dsa, party.origin)
     if (storage.log / "FORMAT").exists():
-        log = AuditLog.open(storage.log, keys, party=party, roster=roster, clock=clock, rng=rng, ml_dsa=ml_dsa)
+        log = continue_log(storage.log, keys, party=party, roster=roster, clock=clock, rng=rng, ml_dsa=ml_dsa)
         data = identity.manifest_path.read_bytes()
         known = (storage.log / "manifest.json").read_bytes()
         if known != data:
             log.adopt_manifest(data, manifest.version, roster)
             _note_peers(log, unseal(known)[0], manifest)
         return log
-    log = AuditLog.create(
+    log = create_log(
         storage.log,
         keys,
         party=party,

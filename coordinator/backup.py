@@ -74,7 +74,7 @@ def back_up(path: Path, target: Path, *, now_ms: int) -> ArchiveContents:
     """A copy without keys; the service may be running."""
     config, base = CoordinatorConfig.read(path)
     archive.refuse_moved(base / config.state)
-    return archive.write(target, _sources(path, (BACKUP,)), kind="backup", **_told(base / config.identity, now_ms))
+    return archive.write(target, _sources(path, (BACKUP,)), kind="backup", **_statement(base / config.identity, now_ms))
 
 
 def move_away(path: Path, target: Path, *, now_ms: int) -> ArchiveContents:
@@ -96,13 +96,13 @@ def move_away(path: Path, target: Path, *, now_ms: int) -> ArchiveContents:
             target,
             lambda: _sources(path, EVERYTHING),
             copies.keys_in(identity),
-            lambda: _told(identity, now_ms),
+            lambda: _statement(identity, now_ms),
         )
 
 
-def _told(folder: Path, now_ms: int) -> dict[str, Any]:
+def _statement(folder: Path, now_ms: int) -> dict[str, Any]:
     identity = Identity(folder=folder)
-    return member_copies.told(identity, now_ms, hosts=list(names_of(identity.tls_certificate())))
+    return member_copies.statement_of(identity, now_ms, hosts=list(names_of(identity.tls_certificate())))
 
 
 def restore_coordinator(

@@ -29,7 +29,8 @@ from security.identity.membership import audit_roster
 from security.identity.pki import Role, Subject
 from security.identity.request import read_file
 from security.identity.token import named_token, token_option
-from security.log.log_commands import keeper_commands
+from security.log.log_commands import log_commands
+from security.log.opening import continue_log
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 
@@ -47,7 +48,7 @@ def open_for_people(config_path: Path) -> AuditLog:
     roster = audit_roster(manifest)
     keys = identity.folder / "keys" / "epochs"
     party = roster.by_name[manifest.coordinator.id]
-    return AuditLog.open(
+    return continue_log(
         base / config.state / "log",
         keys,
         party=party,
@@ -58,7 +59,7 @@ def open_for_people(config_path: Path) -> AuditLog:
     )
 
 
-log_export, log_note, log_erase, log_archive = keeper_commands(open_for_people, with_config)
+log_export, log_note, log_erase, log_archive = log_commands(open_for_people, with_config)
 
 
 def state_folder(config_path: Path) -> Path:

@@ -110,16 +110,16 @@ def scores_json(history: RoundHistory, manifest: Manifest) -> dict[str, Any] | N
     }
 
 
-def _scores_line(told: dict[str, Any]) -> str:
-    if not told["summed"]:
+def _scores_line(scores: dict[str, Any]) -> str:
+    if not scores["summed"]:
         return "scores: none are summed, because too few hospitals consent (docs/consortium.md)"
-    if told["best"] is None:
+    if scores["best"] is None:
         return "scores: no model has been scored yet"
-    one = next(model for model in told["models"] if model["round"] == told["best"])
+    one = next(model for model in scores["models"] if model["round"] == scores["best"])
     spread = "" if one["spread"] is None else f", spread {one['spread']:.3f}"
     return (
-        f"best round so far: {one['round']}, mean {told['figure']} score {one['mean']:.3f}{spread} "
-        f"over {one['hospitals']} hospitals; {told['since_best']} scored since"
+        f"best round so far: {one['round']}, mean {scores['figure']} score {one['mean']:.3f}{spread} "
+        f"over {one['hospitals']} hospitals; {scores['since_best']} scored since"
     )
 
 

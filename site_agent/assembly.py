@@ -22,8 +22,8 @@ from security.identity.peers import check_tls_peer
 from security.identity.pki import Role, Subject
 from security.log.events import Egress
 from security.log.note import checkpoint_of
+from security.log.opening import continue_log, create_log, start_entries
 from security.log.reader import LogReader
-from security.log.start import start_entries
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import Randomness
@@ -167,13 +167,13 @@ def open_log(
     party, keys, data = roster.by_name[site], identity.folder / "keys" / "epochs", identity.manifest_path.read_bytes()
     ml_dsa = partial(identity.log_ml_dsa, party.origin)
     if (state_dir.log / "FORMAT").exists():
-        log = AuditLog.open(
+        log = continue_log(
             state_dir.log, keys, party=party, roster=roster, clock=clock, rng=rng, ml_dsa=ml_dsa
         )
         if (state_dir.log / "manifest.json").read_bytes() != data:
             log.adopt_manifest(data, manifest.version, roster)
         return log
-    return AuditLog.create(
+    return create_log(
         state_dir.log,
         keys,
         party=party,

@@ -113,7 +113,7 @@ def _hold(config: SiteConfig, held: ExitStack) -> None:
 
 
 def _told(config: SiteConfig, now_ms: int) -> dict[str, Any]:
-    return member_copies.told(Identity(folder=config.identity), now_ms, **ledger_copies.told(config))
+    return member_copies.statement_of(Identity(folder=config.identity), now_ms, **ledger_copies.told(config))
 
 
 def restore_site(

@@ -20,7 +20,8 @@ from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
 from security.identity.membership import aggregation_policy, audit_roster
 from security.log.events import OperatorAction
-from security.log.log_commands import keeper_commands
+from security.log.log_commands import log_commands
+from security.log.opening import continue_log
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 from security.secagg import certificate_checks
@@ -145,7 +146,7 @@ def open_for_people(config_path: Path) -> AuditLog:
     roster = audit_roster(manifest)
     keys = identity.folder / "keys" / "epochs"
     party = roster.by_name[site]
-    return AuditLog.open(
+    return continue_log(
         config.state / "log",
         keys,
         party=party,
@@ -156,7 +157,7 @@ def open_for_people(config_path: Path) -> AuditLog:
     )
 
 
-log_export, log_note, log_erase, log_archive = keeper_commands(open_for_people, with_config)
+log_export, log_note, log_erase, log_archive = log_commands(open_for_people, with_config)
 
 
 def _state(path: Path) -> Path:

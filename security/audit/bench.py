@@ -30,7 +30,6 @@ from security.log.events import (
     AggregatePublished,
     DataOpened,
     Egress,
-    Heartbeat,
     Ingress,
     ModelReceived,
     NetCounter,
@@ -41,7 +40,9 @@ from security.log.events import (
     TrainDone,
     TrainerIsolated,
 )
+from security.log.machine import Heartbeat
 from security.log.note import KeyType, NoteSigner, checkpoint_of
+from security.log.opening import create_log
 from security.log.roster import Party, Roster
 from security.log.schema import Event, decimal
 from security.log.store import Disk, LogFolder
@@ -81,7 +82,7 @@ def _parties(rng: SystemRandomness, sites: int = 3) -> tuple[Roster, list[tuple[
 
 
 def _create(path: Path, roster: Roster, party: Party, root: NoteSigner, clock: Clock, disk: Disk) -> AuditLog:
-    return AuditLog.create(
+    return create_log(
         path,
         path.with_name(f"{path.name}-keys"),
         party=party,

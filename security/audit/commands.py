@@ -18,7 +18,7 @@ from security.audit.checkpoints import believed
 from security.audit.cli import FILE, LOG, TARGET, as_json, emit, finish, logs, lost, one_log, root_key
 from security.audit.compare import Crossed
 from security.audit.compare import cross as cross_logs
-from security.audit.epsilon import EpsilonStatement, check_run_epsilon, replay
+from security.audit.epsilon import EpsilonStatement, replay
 from security.audit.facts import read_history
 from security.audit.findings import Finding, Findings, Severity, exit_code
 from security.audit.proof import PROOF_BYTES, check_file
@@ -41,9 +41,7 @@ def _with_privacy(log: Verified) -> tuple[tuple[Finding, ...], EpsilonStatement 
     party = log.agreements.party(log.origin)
     name = party.name if party else log.origin
     history = read_history(log.folder, origin=log.origin, name=name, role=log.role)
-    statement = replay(history, findings)
-    if statement is not None:
-        check_run_epsilon(history, log.rules_at, findings)
+    statement = replay(history, findings, log.rules_at)
     return (*log.findings, *findings.listed()), statement
 
 
@@ -100,7 +98,7 @@ def cross(
     statements = {statement.site: statement for statement in result.statements}
     by_log = {
         log.origin: (log, statements.get(history.name))
-        for log, history in result.told
+        for log, history in result.pairs
     }
     if evidence is not None and result.forks:
         evidence.mkdir(parents=True, exist_ok=True)

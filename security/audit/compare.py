@@ -18,20 +18,7 @@ from security.audit.agreement import Agreements, Keys, coordinator_keys, coordin
 from security.audit.checkpoints import held_checkpoints, hold_copies
 from security.audit.egress_ledger import join_counts
 from security.audit.epsilon import EpsilonStatement
-from security.audit.facts import (
-    GREETING,
-    LogHistory,
-    join_first_models,
-    join_manifests,
-    join_models,
-    join_openings,
-    join_unmasking,
-    join_uploads,
-    join_votes,
-    read_history,
-    towards,
-    tree_of,
-)
+from security.audit.facts import GREETING, LogHistory, join_rounds, read_history, towards, tree_of
 from security.audit.findings import Concern, Finding, Findings, exit_code
 from security.audit.verify import Verified, origin_of, verify
 from security.crypto.merkle import Tree
@@ -65,7 +52,7 @@ class Crossed:
         return exit_code(self.findings)
 
     @property
-    def told(self) -> Iterator[tuple[Verified, LogHistory]]:
+    def pairs(self) -> Iterator[tuple[Verified, LogHistory]]:
         """Each log with its history; of several copies of one log, the longest."""
         return zip(longest(self.logs), self.histories, strict=True)
 
@@ -93,7 +80,7 @@ def cross(
     for path in dict.fromkeys(paths):
         copies.setdefault(origin_of(path), []).append(path)
     hold_copies(copies, agreements.confirmed, held)
-    logs = tuple(_verify(path, keys[path], held) for path in paths)
+    logs = tuple(verify(path, keys[path], held.get(origin_of(path), ())) for path in paths)
     # Of several copies of a log the longest one tells its story. It is held against the others by their checkpoints.
     whole = longest(logs)
     histories = tuple(_history(log, agreements) for log in whole)
@@ -105,26 +92,15 @@ def cross(
     join_seen(histories, trees, joint)
     _join_models(histories, joint)
     _join_cohorts(histories, joint)
-    join_unmasking(histories, joint)
-    join_uploads(histories, joint)
-    join_openings(histories, joint)
-    in_force = {log.origin: log.agreement_at for log in whole}
-    join_manifests(histories, in_force, joint)
-    join_votes(histories, in_force, joint)
-    if "LogMissing" not in joint and "LogLost" not in joint:
-        join_first_models(histories, in_force, joint)
-        join_models(histories, in_force, joint)
+    join_rounds(histories, {log.origin: log.agreement_at for log in whole}, joint)
     _join_held(held, logs, joint)
     epsilon.join_payments(histories, joint)
     statements, privacy = [], list[Finding]()
     for log, history in zip(whole, histories, strict=True):
         findings = Findings(history.origin)
-        statement = epsilon.replay(history, findings, second_opinion=second_opinion)
-        if statement is not None:
-            epsilon.check_run_epsilon(history, log.rules_at, findings)
-        privacy.extend(findings.listed())
-        if statement is not None:
-            statements.append(statement)
+        statement = epsilon.replay(history, findings, log.rules_at, second_opinion=second_opinion)
+        statements += [statement] if statement is not None else []
+        privacy += findings.listed()
     proofs = tuple(fork for log in logs for fork in forks(log, held.get(log.origin, ())))
     return Crossed(
         logs=logs,
@@ -135,11 +111,6 @@ def cross(
         receipts=receipts,
         forks=proofs,
     )
-
-
-def _verify(path: Path, keys: Keys, held: Mapping[str, Sequence[HeldCheckpoint]]) -> Verified:
-    others = held.get(origin_of(path), ())
-    return verify(path, keys, others)
 
 
 def _history(log: Verified, agreements: Agreements) -> LogHistory:
@@ -378,10 +349,10 @@ def _join_models(histories: Sequence[LogHistory], joint: Findings) -> None:
                     seq,
                     record.seq,
                 )
-    told = {record.key: record.body["model"] for history in histories for record in history.of("result.voted")}
+    voted = {record.key: record.body["model"] for history in histories for record in history.of("result.voted")}
     for history in histories:
         last: Record | None = None
-        stands = told | {record.key: record.body["model"] for record in history.of("result.voted")}
+        stands = voted | {record.key: record.body["model"] for record in history.of("result.voted")}
         for record in history.of("aggregate.published"):
             model = seen.get(record.key, (record.body["previous"], "", 0))[0]
             if record.body["previous"] != model:

@@ -189,11 +189,11 @@ def sum_has_enough_inputs(record: Record, rules: AgreedRules) -> Iterator[Breach
 @rule("round.invited", "aggregate.published")
 def groups_are_the_drawn_ones(record: Record, rules: AgreedRules) -> Iterator[Breach]:
     """Whoever chooses the groups chooses among whom a site hides; they follow from the secrets in the manifest."""
-    told, drawn = record.body["groups"], rules.groups.digest if rules.groups else None
+    stated, drawn = record.body["groups"], rules.groups.digest if rules.groups else None
     if rules.undrawn:
         yield "GroupsMismatch", "the groups of this run are not drawn yet"
-    elif told != drawn:
-        shown = [value[:16] if value else "none" for value in (told, drawn)]
+    elif stated != drawn:
+        shown = [value[:16] if value else "none" for value in (stated, drawn)]
         yield "GroupsMismatch", f"groups {shown[0]}, drawn are {shown[1]}"
 
 

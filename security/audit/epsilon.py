@@ -59,8 +59,17 @@ class EpsilonStatement:
         return self.series[-1].recomputed
 
 
-def replay(history: LogHistory, findings: Findings, *, second_opinion: bool = False) -> EpsilonStatement | None:
-    """Recompute a site's epsilon and compare; None where the log claims no differential privacy."""
+def replay(
+    history: LogHistory,
+    findings: Findings,
+    rules_at: Callable[[int], AgreedRules | None] = lambda _: None,
+    *,
+    second_opinion: bool = False,
+) -> EpsilonStatement | None:
+    """Recompute a site's epsilon and compare; None where the log claims no differential privacy.
+
+    :param rules_at: the rules in force when an entry was written, for what each run spent.
+    """
     reserved = list(history.of("dp.reserved"))
     committed = list(history.of("dp.committed"))
     if not reserved and not committed:
@@ -83,6 +92,7 @@ def replay(history: LogHistory, findings: Findings, *, second_opinion: bool = Fa
             what = error.message if isinstance(error, ConfigError) else "its numbers are out of range"
             findings.add("EpsilonMismatch", f"entry {ledger[0].seq}: {what}", ledger[0].seq)
             return None
+    check_run_epsilon(history, rules_at, findings)
     return EpsilonStatement(
         site=history.name,
         unit=terms["unit"],

@@ -214,6 +214,23 @@ def processing_json(history: LogHistory) -> dict[str, Any]:
     }
 
 
+# One round in all logs together. Each function is one comparison, and looks at nothing else.
+
+InForce = Mapping[str, Callable[[int], Agreement | None]]  # for each log, the manifest at an entry
+
+
+def join_rounds(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
+    """Every comparison that needs more than one log, beside that of messages."""
+    join_unmasking(histories, joint)
+    join_uploads(histories, joint)
+    join_openings(histories, joint)
+    join_manifests(histories, in_force, joint)
+    join_votes(histories, in_force, joint)
+    if "LogMissing" not in joint and "LogLost" not in joint:
+        join_first_models(histories, in_force, joint)
+        join_models(histories, in_force, joint)
+
+
 def join_unmasking(histories: Sequence[LogHistory], joint: Findings) -> None:
     """Over all logs: for no site of an attempt were self-mask shares *and* key shares opened."""
     opened: dict[str, dict[str, dict[str, int]]] = {}
@@ -271,9 +288,6 @@ def join_openings(histories: Sequence[LogHistory], joint: Findings) -> None:
                 joint.add("SumMismatch", detail, record.seq)
 
 
-InForce = Mapping[str, Callable[[int], Agreement | None]]  # for each log, the manifest at an entry
-
-
 def join_manifests(histories: Sequence[LogHistory], in_force: InForce, joint: Findings) -> None:
     """Over all logs: a context has the hash of one manifest, so who joins it is under that manifest and no other."""
     seen: dict[str, tuple[str, str, int]] = {}
@@ -282,8 +296,8 @@ def join_manifests(histories: Sequence[LogHistory], in_force: InForce, joint: Fi
             agreement = in_force[history.origin](record.seq)
             if agreement is None:
                 continue
-            told = (agreement.digest, history.name, record.seq)
-            digest, name, seq = seen.setdefault(record.body["context"], told)
+            here = (agreement.digest, history.name, record.seq)
+            digest, name, seq = seen.setdefault(record.body["context"], here)
             if digest != agreement.digest:
                 detail = f"round {record.round}: {name} and {history.name} were under different manifests"
                 joint.add("SplitCohort", detail, seq, record.seq)
@@ -294,9 +308,9 @@ def join_first_models(histories: Sequence[LogHistory], in_force: InForce, joint:
     first: dict[str | None, tuple[int, LogHistory, Record]] = {}
     for history in histories:
         for record in history.of("model.received"):
-            told = (record.round or 0, history, record)
-            if record.run not in first or told[0] < first[record.run][0]:
-                first[record.run] = told
+            number = record.round or 0
+            if record.run not in first or number < first[record.run][0]:
+                first[record.run] = (number, history, record)
     for number, history, record in first.values():
         agreement, model = in_force[history.origin](record.seq), record.body["model"]
         rules = agreement.rules if agreement else None

@@ -132,7 +132,7 @@ def _versions(result: Crossed) -> str:
 def _processing(result: Crossed) -> list[dict[str, Any]]:
     """What each party states, and what its log says of exports, erasures and witnesses; for who signs the report."""
     shown = []
-    for log, history in result.told:
+    for log, history in result.pairs:
         stated = processing_json(history)
         rows: list[tuple[str, Piece]] = [("Software", _listed(stated["versions"]))]
         rows.append(("Digest of its code", tuple(digest(one) for one in stated["packages"]) or "not stated"))
@@ -216,17 +216,17 @@ def _not_done(result: Crossed, pinned: bool) -> list[str]:
 
 def _logs(result: Crossed) -> list[Row]:
     rows: list[Row] = []
-    for log, history in result.told:
+    for log, history in result.pairs:
         newest, witnessed = log.checkpoints.newest, log.checkpoints.witnessed
-        parties = {party.cosigner: party.name for party in log.roster.parties} if log.roster else {}
-        names = sorted(parties.get(key, key.name) for key in witnessed.cosigners) if witnessed else []
         rows.append(
             (
                 Span(history.name),
                 log.role,
                 log.size,
                 newest.checkpoint.size if newest else "none",
-                f"{witnessed.checkpoint.size:,} by {', '.join(names)}" if witnessed else "not witnessed",
+                f"{witnessed.checkpoint.size:,} by {text.cosigner_names(log, witnessed)}"
+                if witnessed
+                else "not witnessed",
                 log.epochs,
                 digest(newest.checkpoint.root.hex(), 12) if newest else "",
             )
@@ -239,15 +239,11 @@ def _findings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     order = (Severity.FAIL, Severity.UNDECIDED)
     weighty = sorted((item for item in findings if item.severity in order), key=lambda f: order.index(f.severity))
     return [
-        {
+        finding.to_json()
+        | {
             "kind": "bad" if finding.severity is Severity.FAIL else "open",
-            "severity": finding.severity.value,
-            "code": finding.code,
-            "detail": finding.detail,
             "meaning": f"{finding.meaning[0].upper()}{finding.meaning[1:]}",
-            "log": finding.log,
             "entries": ", ".join(f"{entry:,}" for entry in finding.entries),
-            "ask": finding.ask,
         }
         for finding in weighty
     ]
@@ -278,7 +274,7 @@ def _rounds(result: Crossed) -> list[Row]:
                 f"{len(facts.summed)}" + (f" (without {', '.join(sorted(facts.dropouts))})" if facts.dropouts else ""),
                 text.quantity(facts.bytes["masked-vector"]),
                 text.quantity(control),
-                _equation(facts.surplus),
+                "0 B" if facts.surplus == 0 else Span(f"{facts.surplus:+,} B", "alarm"),
                 "yes" if not facts.unmasked else Span("NO", "alarm"),
                 spent.get(key, "-"),
             )
@@ -293,14 +289,10 @@ def _one_of(values: set[str]) -> Piece:
     return Span(f"{len(values)} different", "alarm")
 
 
-def _equation(surplus: int) -> Piece:
-    return "0 B" if surplus == 0 else Span(f"{surplus:+,} B", "alarm")
-
-
 def _egress(result: Crossed) -> dict[str, Any]:
     classes = sorted({name for log in result.logs for name in log.ledger.messages})
     rows: list[Row] = []
-    for log, history in result.told:
+    for log, history in result.pairs:
         if log.role != SITE:
             continue
         row: list[Piece] = [Span(history.name)]
@@ -361,7 +353,7 @@ def _witnesses(result: Crossed) -> Drawing | None:
             history.name,
             sorted({(time, key.name) for head in log.checkpoints.signed for key, time in head.cosigners.items()}),
         )
-        for log, history in result.told
+        for log, history in result.pairs
     ]
     return witness_chart(rows) if any(seen for _, seen in rows) else None
 

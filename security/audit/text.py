@@ -17,6 +17,7 @@ from security.audit.verify import Verified
 from security.log.roster import SITE
 
 if TYPE_CHECKING:
+    from security.audit.checkpoints import VerifiedCheckpoint
     from security.audit.compare import Crossed
 
 EGRESS: Final = frozenset(
@@ -110,9 +111,14 @@ def witness_names(log: Verified) -> str:
     witnessed = log.checkpoints.witnessed
     if witnessed is None:
         return "not witnessed"
-    parties = {party.cosigner: party.name for party in log.roster.parties} if log.roster else {}
-    names = ", ".join(sorted(parties.get(key, key.name) for key in witnessed.cosigners))
+    names = cosigner_names(log, witnessed)
     return f"witnessed up to {witnessed.checkpoint.size} by {names} ({when(max(witnessed.cosigners.values()))})"
+
+
+def cosigner_names(log: Verified, checkpoint: VerifiedCheckpoint) -> str:
+    """Parties by their names, other witnesses by those of their keys."""
+    parties = {party.cosigner: party.name for party in log.roster.parties} if log.roster else {}
+    return ", ".join(sorted(parties.get(key, key.name) for key in checkpoint.cosigners))
 
 
 def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:

@@ -174,7 +174,7 @@ def _check(response: bytes, data: bytes, roots: Sequence[x509.Certificate]) -> T
         raise CodecError("not a time stamp")
     info = enclosed.inner(0xA0).take(OCTETS)
     kept = _split(signed.maybe(0xA0) or b"")
-    certificates = [x509.load_der_x509_certificate(_der(tag, told)) for tag, told in kept]
+    certificates = [x509.load_der_x509_certificate(_der(tag, value)) for tag, value in kept]
     signed.maybe(0xA1)
     signer = _check_signer(_one(signed.take(SET)), info, certificates)
     time = _check_info(_Values(_one(info)), data)
@@ -194,9 +194,9 @@ def _check_info(info: _Values, data: bytes) -> datetime:
     return datetime.strptime(written, form).replace(tzinfo=UTC)
 
 
-def _check_signer(told: bytes, info: bytes, certificates: Sequence[x509.Certificate]) -> x509.Certificate:
+def _check_signer(content: bytes, info: bytes, certificates: Sequence[x509.Certificate]) -> x509.Certificate:
     """The certificate under whose key the one signer signed these bytes."""
-    parts = _Values(told)
+    parts = _Values(content)
     parts.take(INTEGER)
     name, serial = list(_split(parts.take(SEQUENCE)))
     algorithm = DIGESTS.get(parts.inner().take(OID))
@@ -218,17 +218,17 @@ def _check_attributes(
     content: bytes, info: bytes, algorithm: type[hashes.HashAlgorithm], signer: x509.Certificate
 ) -> None:
     """What the signature covers: the type, the digest of the stamp, and which certificate signed."""
-    told: dict[bytes, bytes] = {}
+    signed: dict[bytes, bytes] = {}
     for _, attribute in _split(content):
         parts = _Values(attribute)
         name = parts.take(OID)
-        told[name] = parts.take(SET)
-    if told.get(CONTENT_TYPE) != _der(OID, STAMP):
+        signed[name] = parts.take(SET)
+    if signed.get(CONTENT_TYPE) != _der(OID, STAMP):
         raise VerificationFailed("what was signed is no time stamp")
-    if told.get(MESSAGE_DIGEST) != _der(OCTETS, _digest(algorithm, info)):
+    if signed.get(MESSAGE_DIGEST) != _der(OCTETS, _digest(algorithm, info)):
         raise VerificationFailed("what was signed is another time stamp")
-    second = SIGNER_V2 in told
-    named = _Values(_one(_one(told.get(SIGNER_V2) or told.get(SIGNER_V1, b"")))).inner()
+    second = SIGNER_V2 in signed
+    named = _Values(_one(_one(signed.get(SIGNER_V2) or signed.get(SIGNER_V1, b"")))).inner()
     other = named.maybe(SEQUENCE) if second else None
     kind = DIGESTS.get(_Values(other).take(OID)) if other else hashes.SHA256 if second else hashes.SHA1
     if kind is None or named.take(OCTETS) != signer.fingerprint(kind()):

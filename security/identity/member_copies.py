@@ -42,7 +42,7 @@ _HOLDS: Final = "keep the copy and ask who has changed it; nothing was restored"
 # Making one.
 
 
-def told(identity: Identity, now_ms: int, **more: Any) -> dict[str, Any]:
+def statement_of(identity: Identity, now_ms: int, **more: Any) -> dict[str, Any]:
     """What an archive says of this member, and how it is signed, for `archive.write` and `archive.move`.
 
     :param more: what this kind of party adds.

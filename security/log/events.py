@@ -1,4 +1,5 @@
-"""Every event a privacy log can hold, as a frozen typed body. docs/spec/audit-log.md says what each one states.
+"""What a privacy log can hold, as frozen typed bodies: all but what a log writes about itself, which is in machine.py.
+docs/spec/audit-log.md says what each one states.
 
 To add an event, write one class here: `@event_type` with its name in the log, and a kind for each field. The schema,
 the strict parse and the verifier's check of its form follow from the class. Name the module that emits it, and test
@@ -24,7 +25,6 @@ from security.log.schema import (
     Event,
     Flag,
     Ident,
-    Integer,
     MaybeCount,
     MaybeDecimal,
     MaybeDigest,
@@ -32,7 +32,6 @@ from security.log.schema import (
     Numbers,
     Plan,
     Relation,
-    Role,
     Text,
     Texts,
     Token,
@@ -42,19 +41,6 @@ from security.log.schema import (
     choice,
     event_type,
 )
-
-
-@event_type("log.genesis")
-class LogGenesis(Event):
-    """The first entry: whose log this is, in which format, and which keys speak for it."""
-
-    format: Count
-    role: Role
-    root_vkey: VKey
-    epoch_vkey: VKey
-    cosigner_vkey: VKey
-    manifest: Digest
-    policy: Digest
 
 
 @event_type("agent.start")
@@ -422,11 +408,6 @@ class Cosigned(Event):
     timestamp: Count
 
 
-@event_type("heartbeat")
-class Heartbeat(Event):
-    """Still running, still recording: the size of the log before this entry."""
-
-    size: Count
 
 
 @event_type("net.counter")
@@ -441,47 +422,14 @@ class NetCounter(Event):
     bytes_in: Count
 
 
-@event_type("clock.adjusted")
-class ClockAdjusted(Event):
-    """The wall clock was moved, by so much and by what."""
-
-    offset_ms: Integer
-    source: Text
 
 
-@event_type("key.rotated")
-class KeyRotated(Event):
-    """The next epoch begins after this entry, under the new key."""
-
-    epoch: Count
-    old_vkey: VKey
-    new_vkey: VKey
-    reason: Text
 
 
-@event_type("log.recovered")
-class LogRecovered(Event):
-    """A torn write was set aside after a crash: its bytes lie in `evidence/` under this digest."""
-
-    quarantined: Digest
-    bytes: Count
 
 
-@event_type("segment.sealed")
-class SegmentSealed(Event):
-    """A segment file is complete."""
-
-    segment: Count
-    sha256: Digest
 
 
-@event_type("annex.erased")
-class AnnexErased(Event):
-    """Annexes of these entries were deleted, on somebody's authority; their commitments stay."""
-
-    first: Count
-    last: Count
-    authority: Text
 
 
 @event_type("operator.action")

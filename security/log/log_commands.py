@@ -77,7 +77,7 @@ def archive_segments(log: AuditLog, target: Path) -> list[str]:
 
 
 @contextmanager
-def _kept(open_log: Opener, config_path: Path) -> Iterator[AuditLog]:
+def _opened(open_log: Opener, config_path: Path) -> Iterator[AuditLog]:
     log = open_log(config_path)
     try:
         yield log
@@ -87,7 +87,7 @@ def _kept(open_log: Opener, config_path: Path) -> Iterator[AuditLog]:
         log.close()
 
 
-def keeper_commands(open_log: Opener, config_option: Decorator) -> tuple[click.Command, ...]:
+def log_commands(open_log: Opener, config_option: Decorator) -> tuple[click.Command, ...]:
     """The four commands, for a program that knows where its log is.
 
     :param config_option: a decorator that gives a command the parameter `config_path`.
@@ -100,7 +100,7 @@ def keeper_commands(open_log: Opener, config_option: Decorator) -> tuple[click.C
     @config_option
     def log_export(config_path: Path, target: Path, auditor: str, purpose: str) -> None:
         """Copy the privacy log to TARGET for an auditor, without its annexes; the log records it."""
-        with _kept(open_log, config_path) as log:
+        with _opened(open_log, config_path) as log:
             size = hand_over(log, target, auditor=auditor, purpose=purpose)
         say(f"{size} entries are in {target}; `privacy-audit verify {target} --root-key root.pem` reads them")
 
@@ -110,7 +110,7 @@ def keeper_commands(open_log: Opener, config_option: Decorator) -> tuple[click.C
     @config_option
     def log_note(config_path: Path, text: str, role: str) -> None:
         """Record an action of yours in the privacy log: a check, a repair, an approval."""
-        with _kept(open_log, config_path) as log:
+        with _opened(open_log, config_path) as log:
             seq = log.append(OperatorAction(command=text, role=role), actor=software.account())
         say(f"noted as entry {seq}")
 
@@ -123,7 +123,7 @@ def keeper_commands(open_log: Opener, config_option: Decorator) -> tuple[click.C
         """Erase the private annexes of entries FIRST to LAST; the entries and their commitments stay."""
         if last < first:
             raise ConfigError(f"entry {last} comes before {first}", where="LAST")
-        with _kept(open_log, config_path) as log:
+        with _opened(open_log, config_path) as log:
             log.erase_annex(first, last, authority)
         say(f"annexes of entries {first} to {last} are erased, and the log says who authorised it")
 
@@ -132,7 +132,7 @@ def keeper_commands(open_log: Opener, config_option: Decorator) -> tuple[click.C
     @config_option
     def log_archive(config_path: Path, target: Path) -> None:
         """Move the older segments of the privacy log to the folder TARGET, which must stay reachable from here."""
-        with _kept(open_log, config_path) as log:
+        with _opened(open_log, config_path) as log:
             moved = archive_segments(log, target)
         say(f"{len(moved)} segments are in {target}; an auditor reads them with `privacy-audit --segments {target}`")
 

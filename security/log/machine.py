@@ -15,20 +15,91 @@ from typing import Any, Final
 from lazaret.errors import AuditLogError, LocalProtocolError
 from security.crypto import encoding
 from security.crypto.merkle import Tree, leaf_hash
-from security.log.events import (
-    AgentStart,
-    AgentStop,
-    ClockAdjusted,
-    ConfigChanged,
-    Heartbeat,
-    KeyRotated,
-    LogGenesis,
-    ManifestAdopted,
-    PolicyChanged,
-    SegmentSealed,
-)
+from security.log.events import AgentStart, AgentStop, ConfigChanged, ManifestAdopted, PolicyChanged
 from security.log.note import Checkpoint, Note, NoteSigner
-from security.log.schema import ENVELOPE, MAX_COUNT, MAX_LINE, VERSION, Event, encode
+from security.log.schema import (
+    ENVELOPE,
+    MAX_COUNT,
+    MAX_LINE,
+    VERSION,
+    Count,
+    Digest,
+    Event,
+    Integer,
+    Role,
+    Text,
+    VKey,
+    encode,
+    event_type,
+)
+
+# What a log writes about itself. Everything else that a log can hold is in `events`.
+
+
+@event_type("log.genesis")
+class LogGenesis(Event):
+    """The first entry: whose log this is, in which format, and which keys speak for it."""
+
+    format: Count
+    role: Role
+    root_vkey: VKey
+    epoch_vkey: VKey
+    cosigner_vkey: VKey
+    manifest: Digest
+    policy: Digest
+
+
+@event_type("heartbeat")
+class Heartbeat(Event):
+    """Still running, still recording: the size of the log before this entry."""
+
+    size: Count
+
+
+@event_type("clock.adjusted")
+class ClockAdjusted(Event):
+    """The wall clock was moved, by so much and by what."""
+
+    offset_ms: Integer
+    source: Text
+
+
+@event_type("key.rotated")
+class KeyRotated(Event):
+    """The next epoch begins after this entry, under the new key."""
+
+    epoch: Count
+    old_vkey: VKey
+    new_vkey: VKey
+    reason: Text
+
+
+@event_type("log.recovered")
+class LogRecovered(Event):
+    """A torn write was set aside after a crash: its bytes lie in `evidence/` under this digest."""
+
+    quarantined: Digest
+    bytes: Count
+
+
+@event_type("segment.sealed")
+class SegmentSealed(Event):
+    """A segment file is complete."""
+
+    segment: Count
+    sha256: Digest
+
+
+@event_type("annex.erased")
+class AnnexErased(Event):
+    """Annexes of these entries were deleted, on somebody's authority; their commitments stay."""
+
+    first: Count
+    last: Count
+    authority: Text
+
+
+# The machine.
 
 SEGMENT: Final = 65_536
 HEARTBEAT_MS: Final = 15 * 60 * 1000
@@ -185,8 +256,8 @@ class LogMachine:
         return tuple(entries)
 
     def _remember(self, kind: str, body: Mapping[str, Any]) -> None:
-        for name, told in _SETTINGS.get(kind, {}).items():
-            self.settings[name] = body[told]
+        for name, source in _SETTINGS.get(kind, {}).items():
+            self.settings[name] = body[source]
 
     def _emit(self, entries: list[LogEntry], event: Event, now: Moment, scope: Scope) -> None:
         seq = self.size

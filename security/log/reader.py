@@ -5,7 +5,7 @@ line somebody wrote. The verifier and crash recovery use it directly, because th
 
 LogReader.lines      every line with its index, from a given index on
 LogReader.records    strictly parsed entries of some types: for logs that other parties wrote
-LogReader.checked    the same without the strict parse: for a party's own log, which `AuditLog.open` has checked
+LogReader.checked    the same without the strict parse: for a party's own log, which `continue_log` has checked
 LogReader.backwards  the same, newest first: reads no further back than the caller goes
 LogFollower          what was added since the last call: for pages beside a running agent
 

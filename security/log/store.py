@@ -89,12 +89,12 @@ class LogFolder:
         if not sizes or not name.is_file() or name.is_symlink():
             return False
         with name.open("rb") as file:
-            told = file.read(_MOST_NAME)
+            named = file.read(_MOST_NAME)
         newest = self.checkpoint_path(sizes[-1])
         if not stat.S_ISREG(newest.lstat().st_mode):  # asked before anything in the folder was looked at
             return False
         with newest.open("rb") as file:
-            return file.read(_MOST_NAME).split(b"\n", 1)[0] == told.strip()
+            return file.read(_MOST_NAME).split(b"\n", 1)[0] == named.strip()
 
     def checkpoint_sizes(self) -> list[int]:
         """Sizes of the signed checkpoints, smallest first."""

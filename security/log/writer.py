@@ -22,23 +22,23 @@ from typing import Any
 
 from lazaret.errors import AuditLogError, LocalProtocolError, RollbackDetected, ToolkitError, VerificationFailed
 from security.clock import Clock
-from security.log.events import (
-    AnnexErased,
-    ConfigChanged,
-    Cosigned,
-    KeyRotated,
-    LogGenesis,
-    LogRecovered,
-    ManifestAdopted,
-    PolicyChanged,
-)
+from security.log.events import ConfigChanged, Cosigned, ManifestAdopted, PolicyChanged
 from security.log.keys import EPOCH_MS, Endorsement, EpochChain, EpochKeys, endorse
-from security.log.machine import HEARTBEAT_MS, SKEW_MS, LogEntry, LogMachine, Moment, Scope, State
+from security.log.machine import (
+    HEARTBEAT_MS,
+    SKEW_MS,
+    AnnexErased,
+    KeyRotated,
+    LogEntry,
+    LogMachine,
+    Moment,
+    Scope,
+    State,
+)
 from security.log.note import MAX_SIGNATURES, Note, NoteSigner, Signature, VerifierKey, checkpoint_of
-from security.log.recovery import recover
-from security.log.roster import Party, Roster
+from security.log.roster import Roster
 from security.log.schema import Event
-from security.log.store import SALT_SIZE, Annex, Disk, DurableFolder
+from security.log.store import SALT_SIZE, Annex, DurableFolder
 from security.log.witness import HeldCheckpoint, Submission
 from security.rng import Randomness
 
@@ -104,110 +104,7 @@ class AuditLog:
         self._boot = rng.bytes(16).hex()
         self._mutex = RLock()
 
-    @classmethod
-    def create(
-        cls,
-        folder: Path,
-        key_folder: Path,
-        *,
-        party: Party,
-        roster: Roster,
-        manifest: bytes,
-        policy: str,
-        root: NoteSigner,
-        clock: Clock,
-        rng: Randomness,
-        disk: Disk | None = None,
-        ml_dsa: Callable[[], NoteSigner] | None = None,
-    ) -> AuditLog:
-        """Start a log: the root key endorses epoch 0, the genesis entry names all keys, a checkpoint is signed.
-
-        :param ml_dsa: loads the key that signs heads too, where the manifest lists one; `open` has the same.
-        """
-        if root.key != party.root:
-            raise LocalProtocolError("the root key is not the one in the roster", where=party.origin)
-        writer = DurableFolder(folder, disk or Disk())
-        try:
-            if writer.format.exists():
-                raise AuditLogError(
-                    "a log is here already", where=str(folder), hint="open it, or choose another folder"
-                )
-            keys = EpochKeys(key_folder, party.origin, rng)
-            keys.erase(0)
-            signer = keys.create(0)
-            writer.initialise(manifest)
-            first = endorse(root, Endorsement(origin=party.origin, epoch=0, key=signer.key))
-            writer.disk.publish(writer.epochs / "0.note", first.encode())
-            machine = LogMachine(party.origin)
-            log = cls(
-                machine=machine,
-                writer=writer,
-                keys=keys,
-                signer=signer,
-                roster=roster,
-                clock=clock,
-                rng=rng,
-                ml_dsa=ml_dsa,
-            )
-            log.append(
-                LogGenesis(
-                    format=1,
-                    role=party.role,
-                    root_vkey=str(party.root),
-                    epoch_vkey=str(signer.key),
-                    cosigner_vkey=str(party.cosigner),
-                    manifest=sha256(manifest).hexdigest(),
-                    policy=policy,
-                )
-            )
-            log.checkpoint()
-            writer.declare()
-        except BaseException:
-            writer.close()
-            raise
-        return log
-
-    @classmethod
-    def open(
-        cls,
-        folder: Path,
-        key_folder: Path,
-        *,
-        party: Party,
-        roster: Roster,
-        clock: Clock,
-        rng: Randomness,
-        disk: Disk | None = None,
-        ml_dsa: Callable[[], NoteSigner] | None = None,
-    ) -> AuditLog:
-        """Go on with a log: check it against its checkpoints, set a torn write aside, settle the keys after a crash."""
-        writer = DurableFolder(folder, disk or Disk())
-        try:
-            writer.check_format()
-            writer.tidy()
-            found = recover(writer, party)
-            keys = EpochKeys(key_folder, party.origin, rng)
-            log = cls(
-                machine=found.machine,
-                writer=writer,
-                keys=keys,
-                signer=keys.load(found.machine.epoch),
-                roster=roster,
-                clock=clock,
-                rng=rng,
-                newest=found.newest,
-                ml_dsa=ml_dsa,
-            )
-            log._settle_epoch(found.chain)
-            if found.torn:
-                log.append(LogRecovered(quarantined=sha256(found.torn).hexdigest(), bytes=len(found.torn)))
-                log.checkpoint()
-        except BaseException:
-            writer.close()
-            raise
-        return log
-
-    def _settle_epoch(self, chain: EpochChain) -> None:
+    def settle_epoch(self, chain: EpochChain) -> None:
         """Finish or forget a rotation that a crash cut short."""
         epoch = self._machine.epoch
         if epoch >= len(chain.keys) or chain.keys[epoch] != self._signer.key:

@@ -19,7 +19,7 @@ from security.crypto.key_agreement import KeyPair
 from security.crypto.masking import SiteMasks
 from security.crypto.prg import Words
 from security.identity.membership import BareMandate
-from security.log import uniformity
+from security.log import egress
 from security.rng import CountedRandomness
 from security.secagg import context as hashes
 from security.secagg import fixed_point, messages, statements
@@ -131,7 +131,7 @@ def test_a_sum_under_two_model_hashes_is_uniform_noise() -> None:
     other = replace(context, state_hash=bytes(32))
     contexts = {name: other if name == VICTIM else context for name in updates}
     total = summed(run, updates, contexts)
-    assert uniformity.p_value(run.policy.layout.ring.pack(total).data) > 1e-3
+    assert egress.p_value(run.policy.layout.ring.pack(total).data) > 1e-3
     layout = run.policy.layout
     assert abs(correlation(layout, total.view(layout.signed_dtype), updates[VICTIM])) < LEAK
 
@@ -142,4 +142,4 @@ def test_a_sum_under_one_model_hash_twin() -> None:
     updates = dict(run.open_round())
     total = summed(run, updates, dict.fromkeys(updates, run.plan().context))
     assert total.tolist() == np.sum(list(updates.values()), axis=0, dtype=total.dtype).tolist()
-    assert uniformity.p_value(run.policy.layout.ring.pack(total).data) < 1e-9
+    assert egress.p_value(run.policy.layout.ring.pack(total).data) < 1e-9

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from security.log import uniformity
+from security.log import egress
 from security.secagg import messages
 from security.secagg.site.attempt import OpenAttempt
 from security.secrets import Secret
@@ -35,7 +35,7 @@ def test_a_late_upload_stays_under_its_self_mask() -> None:
     assert attempt.publication.total[:99].tolist() == reference_sum(run.policy.layout, truth, others)[:99]
     residual, left = run.spoils.residual(attempt.dealing.kx, VICTIM)
     assert left == {VICTIM}, "every pair mask is off"
-    assert uniformity.p_value(run.policy.layout.ring.pack(residual).data) > 1e-3
+    assert egress.p_value(run.policy.layout.ring.pack(residual).data) > 1e-3
     assert_safe(run)
     for name in run.honest:
         kept = run.machine(name).aggregation.attempt

@@ -9,7 +9,7 @@ import pytest
 
 from security.crypto import masking
 from security.crypto.prg import Words
-from security.log import uniformity
+from security.log import egress
 from security.log.egress import LEAST_UNIFORMITY
 from security.secagg import messages, thresholds
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_safe, evil
@@ -40,7 +40,7 @@ def test_what_is_left_on_an_upload_is_noise(count: int, colluders: int) -> None:
     for name in run.honest[:-1]:
         residual, left = run.spoils.residual(kx, name)
         assert left and name not in left, "its self mask is opened, its masks with other honest sites are not"
-        assert uniformity.p_value(packed(run, residual)) > 1e-4
+        assert egress.p_value(packed(run, residual)) > 1e-4
         assert_safe(run, name)
 
 
@@ -76,8 +76,8 @@ def test_a_masked_upload_looks_like_noise_and_a_bare_one_does_not() -> None:
     for name in run.sites:
         upload = run.spoils.upload(attempt.dealing.kx, name)
         assert upload is not None
-        assert uniformity.p_value(packed(run, upload)) > LEAST_UNIFORMITY
-        assert uniformity.p_value(packed(run, updates[name])) < LEAST_UNIFORMITY
+        assert egress.p_value(packed(run, upload)) > LEAST_UNIFORMITY
+        assert egress.p_value(packed(run, updates[name])) < LEAST_UNIFORMITY
     assert_safe(run)
 
 
@@ -89,5 +89,5 @@ def test_a_bare_upload_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     run.open_round()
     attempt = run.launch(run.plan())
     upload = run.spoils.upload(attempt.dealing.kx, VICTIM)
-    assert upload is not None and uniformity.p_value(packed(run, upload)) < LEAST_UNIFORMITY
+    assert upload is not None and egress.p_value(packed(run, upload)) < LEAST_UNIFORMITY
     assert np.array_equal(upload, run.truth[1, VICTIM])

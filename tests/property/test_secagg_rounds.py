@@ -10,7 +10,7 @@ from lazaret.errors import PolicyViolation
 from protos.loopback import Drop, RoundOutcome, sent_message
 from security.crypto.ring import BITS
 from security.identity.membership import AuditMode
-from security.log import uniformity
+from security.log import egress
 from security.log.egress import LEAST_UNIFORMITY
 from security.secagg import fixed_point, messages, thresholds
 from security.secagg.certificates import Ack, Advert
@@ -128,5 +128,5 @@ def test_a_masked_upload_looks_like_noise_and_an_unmasked_one_does_not() -> None
     uploads = [frame.data for frame in frames if isinstance(frame, messages.UploadFrame)]
     assert len(uploads) >= 4
     for upload in uploads:
-        assert uniformity.p_value(upload) > 1e-6
-    assert uniformity.p_value(updates["site-00"].tobytes()) < LEAST_UNIFORMITY
+        assert egress.p_value(upload) > 1e-6
+    assert egress.p_value(updates["site-00"].tobytes()) < LEAST_UNIFORMITY

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 import security.audit.verify as verify_module
-from security.audit import compare, epsilon
+from security.audit import compare, epsilon, facts
 from security.audit.agreement import Agreements, Keys
 from security.audit.checkpoints import TreeCheck
 from security.audit.completeness import RoundBook
@@ -25,6 +25,7 @@ from security.crypto.merkle import Tree, leaf_hash
 from security.log.egress import due_bytes
 from security.log.keys import EpochKeys
 from security.log.note import Checkpoint, Note, NoteSigner
+from security.log.opening import continue_log, create_log
 from security.log.reader import LogReader
 from security.log.roster import SITE, Roster
 from security.log.schema import ENVELOPE, SCHEMAS, match_line
@@ -102,7 +103,7 @@ CHECKS: Final[dict[str, tuple[tuple[object, str, object], ...]]] = {
     "LogMissing": ((compare, "_check_all_here", _off),),
     "MalformedEntry": ((Scan, "_entry", _reads_anything),),
     "ManifestConflict": ((Agreements, "conflicts", lambda _: ()),),
-    "MaskExposure": ((compare, "join_unmasking", _off), (RoundBook, "_one_kind", _off)),
+    "MaskExposure": ((facts, "join_unmasking", _off), (RoundBook, "_one_kind", _off)),
     "ModelInconsistency": ((compare, "_join_models", _off),),
     "MonotonicRollback": ((Scan, "_time", _off),),
     "NotWitnessed": ((Roster, "missing_for_quorum", lambda *_: ()),),
@@ -146,7 +147,7 @@ class Lonely:
         self.clock = ManualClock(wall=NOW)
         self.member: Member = new_member(name, SITE, folder, self.rng)
         self.roster = Roster(parties=(self.member.party,))
-        self.log = AuditLog.create(
+        self.log = create_log(
             self.member.folder,
             self.member.keys,
             party=self.member.party,
@@ -168,7 +169,7 @@ class Lonely:
         return self.member.folder
 
     def reopen(self) -> AuditLog:
-        self.log = AuditLog.open(
+        self.log = continue_log(
             self.member.folder,
             self.member.keys,
             party=self.member.party,

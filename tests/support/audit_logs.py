@@ -30,9 +30,9 @@ from security.log.egress import (
     recorded_shape,
 )
 from security.log.note import NoteSigner, checkpoint_of
+from security.log.opening import continue_log, create_log
 from security.log.roster import COORDINATOR, SITE, Roster
 from security.log.witness import Witness
-from security.log.writer import AuditLog
 from security.rng import CountedRandomness
 from security.secagg import thresholds
 from security.secagg.registry import Shape
@@ -94,7 +94,7 @@ class Federation:
             self._begin(member)
 
     def _begin(self, member: Member) -> None:
-        member.log = AuditLog.create(
+        member.log = create_log(
             member.folder,
             member.keys,
             party=member.party,
@@ -249,7 +249,7 @@ class Federation:
     def reopen(self, member: Member) -> None:
         """Go on with a log that was closed."""
         self.clock.advance(1000)
-        member.log = AuditLog.open(
+        member.log = continue_log(
             member.folder,
             member.keys,
             party=member.party,

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from security.log import events as ev
+from security.log.machine import Heartbeat
 from security.log.reader import LogReader
 from tests.support.audit_logs import Federation
 from tests.support.audit_parties import digest
@@ -98,7 +99,7 @@ def _many(made: Federation) -> None:
     """Enough entries of vienna for a second segment, which begins with the seal of the first."""
     vienna = made.members["vienna"].log
     while vienna.size <= MANY:
-        vienna.append(ev.Heartbeat(size=vienna.size))
+        vienna.append(Heartbeat(size=vienna.size))
     vienna.checkpoint()
 
 

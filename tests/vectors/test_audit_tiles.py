@@ -14,7 +14,7 @@ from lazaret.errors import CannotDecide, VerificationFailed
 from security.audit import export as tiles
 from security.audit.cli import main
 from security.audit.export import publish, tile_name
-from security.log import events as ev
+from security.log.machine import Heartbeat
 from tests.support.audit_attacks import Lonely, Tampering, copied
 from tests.support.audit_logs import Federation
 
@@ -25,7 +25,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     made = Federation.make(tmp_path_factory.mktemp("tiles"), dp_sites=())
     made.play(5)
     while made.hub.log.size < 600:
-        made.hub.log.append(ev.Heartbeat(size=made.hub.log.size))
+        made.hub.log.append(Heartbeat(size=made.hub.log.size))
     made.exchange()
     made.stop()
     return made
@@ -72,7 +72,7 @@ def test_a_second_publication_adds_what_is_new(tmp_path: Path) -> None:
     made.play(1)
     first = publish(made.hub.folder, tmp_path / "site")
     for _ in range(300):
-        made.hub.log.append(ev.Heartbeat(size=made.hub.log.size))
+        made.hub.log.append(Heartbeat(size=made.hub.log.size))
     made.exchange()
     second = publish(made.hub.folder, tmp_path / "site")
     again = publish(made.hub.folder, tmp_path / "site")

@@ -12,7 +12,7 @@ from security.crypto import key_agreement, masking, merkle, shamir
 from security.crypto.key_agreement import HybridPair, KeyPair
 from security.crypto.masking import Accumulator, OpenedMasks, SiteMasks
 from security.crypto.ring import Ring
-from security.log import uniformity
+from security.log import egress
 from security.secagg import certificate_checks, fixed_point
 from security.secagg import context as contexts
 from security.secagg.certificates import Advert, Opened
@@ -235,4 +235,4 @@ def test_two_model_hashes_give_noise(same_model: bool) -> None:
     if same_model:
         assert (total == 21).all()
     else:
-        assert uniformity.p_value(total.tobytes()) > 1e-6
+        assert egress.p_value(total.tobytes()) > 1e-6

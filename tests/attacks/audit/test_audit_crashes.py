@@ -16,6 +16,7 @@ from security.audit.verify import verify
 from security.log import events as ev
 from security.log.machine import LogMachine, State
 from security.log.note import VerifierKey
+from security.log.opening import create_log
 from security.log.store import Disk, DurableFolder
 from security.log.witness import HeldCheckpoint
 from security.log.writer import AuditLog
@@ -107,10 +108,10 @@ def test_kill_while_a_log_is_made(tmp_path: Path) -> None:
         }
         disk = FaultyDisk(at)
         try:
-            AuditLog.create(made, folder / "again.keys", disk=disk, **arguments).close()
+            create_log(made, folder / "again.keys", disk=disk, **arguments).close()
         except _Stop:
             if not (made / "FORMAT").exists():
-                AuditLog.create(made, folder / "again.keys", disk=QuickDisk(), **arguments).close()
+                create_log(made, folder / "again.keys", disk=QuickDisk(), **arguments).close()
             assert weighty(verify(made, alone.keys).findings) == set(), at
         if disk.left > 0:
             return

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from security.audit import compare
+from security.audit import facts
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from security.audit.completeness import RoundBook
@@ -206,9 +206,9 @@ def test_a_site_in_a_sum_without_a_vector(private: Federation, tmp_path: Path, m
     keys = {**private.keys, path: keys_for(path, private.root_key)}
     assert weighty(_verified(path, private).findings) <= company, "by itself it tells nothing"
     assert "SumMismatch" in weighty(cross(folders, keys).joint)
-    monkeypatch.setattr(compare, "join_openings", lambda *_: None)
+    monkeypatch.setattr(facts, "join_openings", lambda *_: None)
     assert "SumMismatch" in weighty(cross(folders, keys).joint)
-    monkeypatch.setattr(compare, "join_uploads", lambda *_: None)
+    monkeypatch.setattr(facts, "join_uploads", lambda *_: None)
     assert "SumMismatch" not in weighty(cross(folders, keys).joint), "twin"
 
 
@@ -227,7 +227,7 @@ def test_a_cohort_under_two_manifests(tmp_path: Path, monkeypatch: pytest.Monkey
     federation.play(1)
     federation.stop()
     assert _found(federation) == {"SplitCohort"}
-    monkeypatch.setattr(compare, "join_manifests", lambda *_: None)
+    monkeypatch.setattr(facts, "join_manifests", lambda *_: None)
     assert _found(federation) == set(), "twin"
 
 
@@ -238,7 +238,7 @@ def test_a_run_that_begins_with_another_model(tmp_path: Path, monkeypatch: pytes
     federation.play(2)
     federation.stop()
     assert _found(federation) == {"MethodMismatch"}
-    monkeypatch.setattr(compare, "join_first_models", lambda *_: None)
+    monkeypatch.setattr(facts, "join_first_models", lambda *_: None)
     assert _found(federation) == set(), "twin"
 
 
@@ -251,5 +251,5 @@ def test_sums_without_the_votes_that_the_manifest_asks_for(tmp_path: Path, monke
     federation.play(2)
     federation.stop()
     assert _found(federation) == {"StepMissing"}
-    monkeypatch.setattr(compare, "join_votes", lambda *_: None)
+    monkeypatch.setattr(facts, "join_votes", lambda *_: None)
     assert _found(federation) == set(), "twin"

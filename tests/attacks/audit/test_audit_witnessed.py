@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from security.audit import checkpoints, compare, epsilon, scan
+from security.audit import checkpoints, compare, epsilon, facts, scan
 from security.audit.agreement import keys_of
 from security.audit.compare import cross
 from security.audit.completeness import RoundBook
@@ -23,6 +23,7 @@ from security.audit.verify import verify
 from security.log import events as ev
 from security.log.egress import due_bytes, recorded_shape
 from security.log.keys import EpochKeys
+from security.log.machine import SegmentSealed
 from security.log.roster import SITE
 from security.log.store import LogFolder
 from security.secagg.registry import Shape
@@ -254,8 +255,8 @@ LIES: dict[str, tuple[Callable[[Federation], None], set[str], tuple[Patch, ...]]
         {"SumMismatch"},
         ((RoundBook, "_no_strangers", _off),),
     ),
-    "models that no sum gives": (_hides_its_sums, {"ModelInconsistency"}, ((compare, "join_models", _off),)),
-    "a sum without a quorum": (_has_no_quorum, {"SumMismatch"}, ((compare, "join_openings", _off),)),
+    "models that no sum gives": (_hides_its_sums, {"ModelInconsistency"}, ((facts, "join_models", _off),)),
+    "a sum without a quorum": (_has_no_quorum, {"SumMismatch"}, ((facts, "join_openings", _off),)),
     "a ring of 8 bits": (_names_another_ring, {"UnmaskedVector"}, ((Scan, "_check_mask", _off),)),
     "a p-value above one": (_is_more_than_certain, {"UnmaskedVector"}, ((Scan, "_check_mask", _off),)),
     "two vectors under one mask": (
@@ -515,7 +516,7 @@ def test_what_is_noted(code: str, tmp_path: Path) -> None:
 
 
 def test_a_seal_of_no_segment(lonely: Lonely, monkeypatch: pytest.MonkeyPatch) -> None:
-    lonely.log.append(ev.SegmentSealed(segment=0, sha256=digest("another file")))
+    lonely.log.append(SegmentSealed(segment=0, sha256=digest("another file")))
     lonely.log.checkpoint()
     assert lonely.codes() == {"SegmentMismatch"}
     monkeypatch.setattr(Scan, "_sealed", _off)

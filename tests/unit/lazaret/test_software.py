@@ -11,7 +11,7 @@ import pytest
 from lazaret import software
 from lazaret.errors import ConfigError
 from security.log.events import AgentStart, SoftwareDiffers
-from security.log.start import start_entries
+from security.log.opening import start_entries
 
 HERE = {"lazaret": "0.2.0", "numpy": "2.4.6", "pip": "26.0"}
 

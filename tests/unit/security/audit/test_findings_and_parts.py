@@ -23,6 +23,7 @@ from security.audit.pages import Dot, Drawing, Label, environment
 from security.audit.report import Span, digest
 from security.audit.text import plain, quantity, when
 from security.log import events as ev
+from security.log.machine import Heartbeat
 from security.log.note import KeyType, Note, NoteSigner, Signature, checkpoint_of
 from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.log.store import Annex, LogFolder
@@ -82,7 +83,7 @@ def test_roster_refuses_shared_keys_and_names() -> None:
 def test_witness_tells_what_it_holds(lonely: Lonely, tmp_path: Path) -> None:
     watcher = lonely.watcher(tmp_path / "outside")
     lonely.show(watcher)
-    lonely.log.append(ev.Heartbeat(size=1))
+    lonely.log.append(Heartbeat(size=1))
     lonely.log.checkpoint()
     with pytest.raises(CheckpointConflict) as conflict:
         watcher.consider(lonely.log.submission(0))

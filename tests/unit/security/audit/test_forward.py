@@ -16,6 +16,7 @@ from security.audit.cli import main
 from security.audit.forward import Forwarder, Position, frame, message
 from security.crypto.merkle import leaf_hash
 from security.log import events as ev
+from security.log.machine import Heartbeat
 from security.log.schema import MAX_COUNT
 from tests.support.audit_attacks import Lonely, Tampering
 from tests.support.audit_logs import small_federation
@@ -101,7 +102,7 @@ def test_what_may_be_a_repetition_is_marked_and_nothing_else(tmp_path: Path, mon
 def test_a_time_that_no_calendar_has_is_none(tmp_path: Path) -> None:
     lonely = Lonely(tmp_path)
     lonely.clock.wall = MAX_COUNT - 1000
-    lonely.log.append(ev.Heartbeat(size=1))
+    lonely.log.append(Heartbeat(size=1))
     line = Tampering(lonely.folder).lines[-1]
     assert message(line, json.loads(line)).startswith(b"<110>1 - ")
 

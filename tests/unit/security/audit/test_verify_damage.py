@@ -17,7 +17,9 @@ from security.audit.verify import erased_annexes, verify
 from security.crypto import merkle
 from security.log import events as ev
 from security.log.keys import EpochKeys
+from security.log.machine import Heartbeat
 from security.log.note import Checkpoint, KeyType, Note, NoteSigner, Signature, VerifierKey, checkpoint_of
+from security.log.opening import create_log
 from security.log.witness import Fork, HeldCheckpoint
 from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, encode, weighty
@@ -82,7 +84,7 @@ def _break(lonely: Lonely, how: str) -> None:
     ],
 )
 def test_damaged_log_does_not_start(lonely: Lonely, how: str) -> None:
-    lonely.log.append(ev.Heartbeat(size=1))
+    lonely.log.append(Heartbeat(size=1))
     lonely.log.close()
     _break(lonely, how)
     with pytest.raises(AuditLogError):
@@ -113,7 +115,7 @@ def test_log_is_made_once_and_with_the_right_root(lonely: Lonely, tmp_path: Path
     lonely.log.close()
 
     def make(folder: Path, root: NoteSigner) -> AuditLog:
-        return AuditLog.create(
+        return create_log(
             folder,
             tmp_path / "other.keys",
             party=lonely.member.party,
@@ -137,7 +139,7 @@ def test_forged_rollback_claims_prove_nothing(lonely: Lonely, tmp_path: Path) ->
     text = Checkpoint(origin=lonely.log.origin, size=99, root=bytes(32)).text
     forged = Note(text=text, signatures=(NoteSigner.from_seed(lonely.log.origin, bytes(32)).sign(text),))
     lonely.log.refuse_rollback([dataclasses.replace(held, note=forged)])
-    lonely.log.append(ev.Heartbeat(size=1))
+    lonely.log.append(Heartbeat(size=1))
 
 
 def test_close_says_farewell(lonely: Lonely) -> None:
@@ -182,7 +184,7 @@ def test_cosignature_of_the_wrong_shape() -> None:
 
 def test_proof_is_of_one_log_and_one_entry(lonely: Lonely) -> None:
     for _ in range(4):
-        lonely.log.append(ev.Heartbeat(size=1))
+        lonely.log.append(Heartbeat(size=1))
     lonely.log.close()
     proof = prove(lonely.folder, 2)
     assert proof.check(lonely.member.party.root)["seq"] == 2
@@ -218,7 +220,7 @@ def _edit_all(lonely: Lonely, change: Callable[[dict[str, object]], object], *, 
     ],
 )
 def test_entries_of_another_log_or_epoch(lonely: Lonely, change: dict[str, object], code: str) -> None:
-    lonely.log.append(ev.Heartbeat(size=1))
+    lonely.log.append(Heartbeat(size=1))
     lonely.log.close()
     _edit_all(lonely, lambda entry: entry.update(change))
     assert lonely.codes() == {code}
@@ -240,9 +242,9 @@ def test_boot_that_returns(lonely: Lonely) -> None:
     lonely.log.append(ev.AgentStop(reason="end"))
     lonely.log.close()
     log = lonely.reopen()
-    log.append(ev.Heartbeat(size=1))
+    log.append(Heartbeat(size=1))
     log._boot = boot
-    log.append(ev.Heartbeat(size=1))
+    log.append(Heartbeat(size=1))
     log.close()
     assert "MonotonicRollback" in lonely.codes()
 

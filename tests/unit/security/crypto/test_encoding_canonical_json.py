@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from lazaret.errors import CodecError, LocalProtocolError
 from security.crypto import encoding
-from security.log import events, schema
-from security.log.machine import LogMachine, Moment, Scope
+from security.log import schema
+from security.log.machine import Heartbeat, LogMachine, Moment, Scope
 from security.log.schema import (
     COUNT,
     DECIMAL,
@@ -212,10 +212,10 @@ def test_unknown_type_names_near_ones() -> None:
 
 
 def test_events_are_frozen_and_checked() -> None:
-    beat = events.Heartbeat(size=1)
+    beat = Heartbeat(size=1)
     with pytest.raises(AttributeError):
         beat.size = 2  # type: ignore[misc]  # that is the point
     with pytest.raises(LocalProtocolError, match="size is not an integer"):
-        events.Heartbeat(size=-1)
+        Heartbeat(size=-1)
     with pytest.raises(TypeError):
-        events.Heartbeat(1)  # type: ignore[misc]  # keyword only
+        Heartbeat(1)  # type: ignore[misc]  # keyword only

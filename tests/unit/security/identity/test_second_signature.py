@@ -20,7 +20,7 @@ from security.identity.manifest import seal, unseal
 from security.identity.membership import audit_roster
 from security.identity.pki import Role
 from security.identity.rules import sign
-from security.log.writer import AuditLog
+from security.log.opening import create_log
 from security.rng import CountedRandomness
 from tests.support.consortium_world import NOW, World, subject
 
@@ -141,7 +141,7 @@ def test_a_log_whose_key_is_not_the_listed_one_stops(on: World, tmp_path: Path, 
     party = roster.by_name["graz"]
     other = on.identity("linz").log_ml_dsa(party.origin)
     with pytest.raises(AuditLogError, match="another ML-DSA key"):
-        AuditLog.create(
+        create_log(
             tmp_path / "log",
             tmp_path / "keys",
             party=party,

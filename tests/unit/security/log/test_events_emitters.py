@@ -15,7 +15,7 @@ from lazaret.errors import AuditLogError, ConfigError
 from security.audit.verify import verify
 from security.identity.manifest import Revocation
 from security.log import events as ev
-from security.log.log_commands import keeper_commands
+from security.log.log_commands import log_commands
 from security.log.schema import SCHEMAS
 from tests.support.audit_attacks import Lonely, unchecked, weighty
 from tests.support.consortium_world import World
@@ -30,8 +30,8 @@ EMITTERS = {
     "run.offered": (SITE, "site_agent/next_run.py"),
     "run.accepted": (SITE, "site_agent/next_run.py"),
     "run.stopped": (SITE, "site_agent/log_events.py"),
-    "agent.start": (BOTH, "security/log/start.py"),
-    "software.differs": (BOTH, "security/log/start.py"),
+    "agent.start": (BOTH, "security/log/opening.py"),
+    "software.differs": (BOTH, "security/log/opening.py"),
     "agent.stop": (BOTH, "site_agent/client.py", "coordinator/service.py"),
     "config.changed": (BOTH, "security/log/writer.py"),
     "policy.changed": (SITE, "security/log/writer.py"),
@@ -191,7 +191,7 @@ def test_real_site_says_that_its_file_was_edited(tmp_path: Path) -> None:
 
 def _run(lonely: Lonely, *words: str) -> Result:
     option = click.option("--config", "config_path", type=Path)
-    commands = {command.name: command for command in keeper_commands(lambda _: lonely.reopen(), option)}
+    commands = {command.name: command for command in log_commands(lambda _: lonely.reopen(), option)}
     return CliRunner().invoke(commands[words[0]], words[1:])
 
 

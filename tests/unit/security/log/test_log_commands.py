@@ -9,9 +9,9 @@ import pytest
 
 from lazaret.errors import AuditLogError, ConfigError
 from security.audit.verify import verify
-from security.log import events as ev
 from security.log import log_commands
 from security.log.log_commands import archive_segments, hand_over
+from security.log.machine import Heartbeat
 from security.log.reader import LogFollower, LogReader
 from security.log.store import ARCHIVES
 from tests.support.audit_attacks import Lonely, weighty
@@ -20,10 +20,10 @@ from tests.support.audit_attacks import Lonely, weighty
 @pytest.fixture
 def long(lonely: Lonely, monkeypatch: pytest.MonkeyPatch) -> Lonely:
     """Five segments of eight entries."""
-    for name in ("log.machine", "log.store", "log.reader", "log.recovery", "audit.scan"):
+    for name in ("log.machine", "log.store", "log.reader", "log.opening", "audit.scan"):
         monkeypatch.setattr(f"security.{name}.SEGMENT", 8)
     for _ in range(30):
-        lonely.log.append(ev.Heartbeat(size=lonely.log.size))
+        lonely.log.append(Heartbeat(size=lonely.log.size))
     lonely.log.checkpoint()
     return lonely
 
@@ -49,14 +49,14 @@ def here(long: Lonely) -> list[str]:
 def test_a_log_goes_on_after_its_older_segments_were_archived(long: Lonely, archive: Path) -> None:
     assert archive_segments(long.log, archive) == [f"0000000{number}.jsonl" for number in range(3)]
     assert here(long) == ["00000003.jsonl", "00000004.jsonl"]
-    long.log.append(ev.Heartbeat(size=long.log.size))
+    long.log.append(Heartbeat(size=long.log.size))
     long.log.close()
     log = long.reopen()  # which reads all of it again
     every = [record.seq for record in LogReader(long.folder).records()]
     assert every == list(range(log.size))
     assert len(list(LogFollower(long.folder).new_lines())) == log.size
     for _ in range(20):
-        log.append(ev.Heartbeat(size=log.size))
+        log.append(Heartbeat(size=log.size))
     assert archive_segments(log, archive)[0] == "00000003.jsonl" and len(here(long)) == 2
     log.close()
     assert codes(long.folder, long, archive) == set()
@@ -156,7 +156,7 @@ def test_archives_are_not_mixed(long: Lonely, archive: Path) -> None:
     assert len(here(long)) == 5 and not (long.folder / "archive").exists()
     archive_segments(long.log, archive.with_name("own"))
     for _ in range(20):
-        long.log.append(ev.Heartbeat(size=long.log.size))
+        long.log.append(Heartbeat(size=long.log.size))
     with pytest.raises(ConfigError, match="another folder"):
         archive_segments(long.log, archive.with_name("second"))
 

@@ -13,7 +13,17 @@ from security.audit.verify import verify
 from security.log import events as ev
 from security.log import machine as module
 from security.log.keys import Endorsement, EpochChain, EpochKeys, endorse
-from security.log.machine import TRANSITIONS, LogMachine, LogStep, Moment, Scope, State
+from security.log.machine import (
+    TRANSITIONS,
+    Heartbeat,
+    KeyRotated,
+    LogGenesis,
+    LogMachine,
+    LogStep,
+    Moment,
+    Scope,
+    State,
+)
 from security.log.note import KeyType, Note, NoteSigner, checkpoint_of
 from security.log.reader import LogReader
 from security.log.writer import AuditLog
@@ -21,7 +31,7 @@ from security.rng import CountedRandomness
 from tests.support.audit_attacks import Lonely, weighty
 
 VKEY = "a+00000000+" + "A" * 44
-GENESIS = ev.LogGenesis(
+GENESIS = LogGenesis(
     format=1,
     role="site",
     root_vkey=VKEY,
@@ -32,9 +42,9 @@ GENESIS = ev.LogGenesis(
 )
 STEPS = {
     LogStep.GENESIS: lambda machine: machine.append(GENESIS, _at(0)),
-    LogStep.APPEND: lambda machine: machine.append(ev.Heartbeat(size=0), _at(0)),
+    LogStep.APPEND: lambda machine: machine.append(Heartbeat(size=0), _at(0)),
     LogStep.ROTATE: lambda machine: machine.append(
-        ev.KeyRotated(epoch=machine.epoch + 1, old_vkey=VKEY, new_vkey=VKEY, reason="test"), _at(0)
+        KeyRotated(epoch=machine.epoch + 1, old_vkey=VKEY, new_vkey=VKEY, reason="test"), _at(0)
     ),
     LogStep.CHECKPOINT: lambda machine: machine.checkpoint(NoteSigner.from_seed("a", bytes(32))),
     LogStep.STOP: lambda machine: machine.append(ev.AgentStop(reason="end"), _at(0)),
@@ -80,14 +90,14 @@ def test_transitions_are_those_of_the_table(state: State, step: LogStep) -> None
 
 def test_sequence_time_and_scope() -> None:
     machine = _machine(State.OPEN)
-    entry = machine.append(ev.Heartbeat(size=1), _at(7), Scope(run="r", round=2, actor="x"))[0]
+    entry = machine.append(Heartbeat(size=1), _at(7), Scope(run="r", round=2, actor="x"))[0]
     line = json.loads(entry.line)
     assert (line["seq"], line["ts"], line["mono_ms"], line["run"], line["round"]) == (1, 1_800_000_000_007, 7, "r", 2)
 
 
 def test_clock_that_goes_back_gets_an_entry() -> None:
     machine = _machine(State.OPEN)
-    entries = machine.append(ev.Heartbeat(size=1), _at(-500, mono=3))
+    entries = machine.append(Heartbeat(size=1), _at(-500, mono=3))
     assert [json.loads(entry.line)["type"] for entry in entries] == ["clock.adjusted", "heartbeat"]
     assert json.loads(entries[0].line)["body"]["offset_ms"] == -500
 
@@ -99,7 +109,7 @@ def test_an_entry_that_is_refused_after_another_was_made_closes_the_log() -> Non
     machine = _machine(State.OPEN)
     with pytest.raises(LocalProtocolError, match="longer than"):
         machine.append(long, _at(1))
-    machine.append(ev.Heartbeat(size=1), _at(2))
+    machine.append(Heartbeat(size=1), _at(2))
     with pytest.raises(AuditLogError, match="longer than"):
         machine.append(long, _at(-500, mono=3))
     assert machine.state is State.FAILED
@@ -107,38 +117,38 @@ def test_an_entry_that_is_refused_after_another_was_made_closes_the_log() -> Non
 
 def test_monotonic_clock_may_not_go_back() -> None:
     machine = _machine(State.OPEN)
-    machine.append(ev.Heartbeat(size=1), _at(10))
+    machine.append(Heartbeat(size=1), _at(10))
     with pytest.raises(LocalProtocolError):
-        machine.append(ev.Heartbeat(size=1), _at(11, mono=9))
-    machine.append(ev.Heartbeat(size=1), _at(11, mono=0, boot="cd" * 16))
+        machine.append(Heartbeat(size=1), _at(11, mono=9))
+    machine.append(Heartbeat(size=1), _at(11, mono=0, boot="cd" * 16))
 
 
 def test_bad_scope_is_refused_and_leaves_nothing() -> None:
     machine = _machine(State.OPEN)
     with pytest.raises(LocalProtocolError):
-        machine.append(ev.Heartbeat(size=1), _at(1), Scope(run="not a token"))
+        machine.append(Heartbeat(size=1), _at(1), Scope(run="not a token"))
     assert machine.size == 1
 
 
 def test_epochs_count_one_by_one() -> None:
     machine = _machine(State.OPEN)
     with pytest.raises(LocalProtocolError):
-        machine.append(ev.KeyRotated(epoch=2, old_vkey=VKEY, new_vkey=VKEY, reason="x"), _at(1))
-    machine.append(ev.KeyRotated(epoch=1, old_vkey=VKEY, new_vkey=VKEY, reason="x"), _at(1))
-    assert json.loads(machine.append(ev.Heartbeat(size=1), _at(2))[0].line)["epoch"] == 1
+        machine.append(KeyRotated(epoch=2, old_vkey=VKEY, new_vkey=VKEY, reason="x"), _at(1))
+    machine.append(KeyRotated(epoch=1, old_vkey=VKEY, new_vkey=VKEY, reason="x"), _at(1))
+    assert json.loads(machine.append(Heartbeat(size=1), _at(2))[0].line)["epoch"] == 1
 
 
 def test_segments_seal_each_other(lonely: Lonely, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("log.machine", "log.store", "log.reader", "log.recovery", "audit.scan"):
+    for name in ("log.machine", "log.store", "log.reader", "log.opening", "audit.scan"):
         monkeypatch.setattr(f"security.{name}.SEGMENT", 8)
     for _ in range(30):
-        lonely.log.append(ev.Heartbeat(size=lonely.log.size))
+        lonely.log.append(Heartbeat(size=lonely.log.size))
     lonely.log.close()
     files = LogReader(lonely.folder).segments()
     assert [len(file.read_bytes().splitlines()) for file in files] == [8, 8, 8, 8, 3]
     assert lonely.codes() == set()
     log = lonely.reopen()
-    log.append(ev.Heartbeat(size=log.size))
+    log.append(Heartbeat(size=log.size))
     log.close()
     assert lonely.codes() == set()
     assert module.SEGMENT == 8
@@ -285,10 +295,10 @@ def test_keys_on_disk(tmp_path: Path) -> None:
 def test_rotation_erases_and_goes_on(lonely: Lonely) -> None:
     for _ in range(3):
         lonely.log.rotate("test")
-        lonely.log.append(ev.Heartbeat(size=lonely.log.size))
+        lonely.log.append(Heartbeat(size=lonely.log.size))
     lonely.log.close()
     lonely.reopen()
-    lonely.log.append(ev.Heartbeat(size=lonely.log.size))
+    lonely.log.append(Heartbeat(size=lonely.log.size))
     lonely.log.close()
     result = verify(lonely.folder, lonely.keys)
     assert (weighty(result.findings), result.epochs) == (set(), 4)

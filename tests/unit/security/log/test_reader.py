@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lazaret.errors import AuditLogError
 from security.audit.verify import verify
 from security.crypto.merkle import leaf_hash
-from security.log import events as ev
 from security.log import reader
+from security.log.machine import Heartbeat
 from security.log.reader import LogFollower, LogReader, blocks
 from security.log.schema import MAX_LINE
 from tests.support.audit_attacks import Lonely, Tampering
@@ -78,7 +78,7 @@ def test_lines_begin_where_they_are_asked_to(lonely: Lonely, monkeypatch: pytest
         monkeypatch.setattr(f"security.{name}.SEGMENT", 8)
     monkeypatch.setattr(reader, "BLOCK", 700)
     for _ in range(30):
-        lonely.log.append(ev.Heartbeat(size=lonely.log.size))
+        lonely.log.append(Heartbeat(size=lonely.log.size))
     every = Tampering(lonely.folder).lines
     log = LogReader(lonely.folder)
     for start in range(len(every) + 2):
@@ -103,7 +103,7 @@ def test_a_gap_is_an_error_unless_it_is_asked_for(lonely: Lonely) -> None:
 
 
 def test_what_is_no_entry_is_left_out_or_an_error_that_says_where(lonely: Lonely) -> None:
-    lonely.log.append(ev.Heartbeat(size=1))
+    lonely.log.append(Heartbeat(size=1))
     lonely.log.close()
     tampering = Tampering(lonely.folder)
     lines = tampering.lines
@@ -121,7 +121,7 @@ def test_a_growing_log_is_followed_across_segments(lonely: Lonely, monkeypatch: 
         monkeypatch.setattr(f"security.{name}.SEGMENT", 8)
     follower, seen = LogFollower(lonely.folder), list[int]()
     for step in range(25):
-        lonely.log.append(ev.Heartbeat(size=lonely.log.size))
+        lonely.log.append(Heartbeat(size=lonely.log.size))
         if step % 3 == 0:
             seen += [entry["seq"] for entry in follower.new_entries("heartbeat", "segment.sealed")]
             assert follower.size == lonely.log.size

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chisquare
 
 from security.crypto import prg
-from security.log import uniformity
+from security.log import egress
 from security.log.egress import LEAST_UNIFORMITY
 from security.secagg import fixed_point
 from security.secagg.layout import Clips, Layout
@@ -28,15 +28,15 @@ def test_agrees_with_a_textbook_chi_square() -> None:
     for count in (4096, 5001, 300_001):
         data = os.urandom(count)
         expected = chisquare(np.bincount(np.frombuffer(data, np.uint8), minlength=256)).pvalue
-        assert uniformity.p_value(data) == pytest.approx(expected, rel=1e-9)
+        assert egress.p_value(data) == pytest.approx(expected, rel=1e-9)
 
 
 def test_masked_passes_and_unmasked_fails() -> None:
     plain = encoded()
-    assert uniformity.p_value(plain.tobytes()) < LEAST_UNIFORMITY
+    assert egress.p_value(plain.tobytes()) < LEAST_UNIFORMITY
     masked = plain.copy()
     prg.apply_streams(masked, add=[Secret(os.urandom(32))])
-    assert uniformity.p_value(masked.tobytes()) > LEAST_UNIFORMITY
+    assert egress.p_value(masked.tobytes()) > LEAST_UNIFORMITY
 
 
 def test_a_small_leak_in_an_upload_is_seen() -> None:
@@ -45,14 +45,14 @@ def test_a_small_leak_in_an_upload_is_seen() -> None:
     plain = words.copy()
     prg.apply_streams(words, add=[Secret(os.urandom(32))])
     words[: WORDS // 2] = plain[: WORDS // 2]
-    assert uniformity.p_value(words.tobytes()) < LEAST_UNIFORMITY
+    assert egress.p_value(words.tobytes()) < LEAST_UNIFORMITY
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 127])
 def test_too_few_bytes_cannot_be_judged(count: int) -> None:
-    assert uniformity.p_value(bytes(count)) == 1.0
+    assert egress.p_value(bytes(count)) == 1.0
 
 
 def test_short_vectors_are_judged_by_half_bytes() -> None:
-    assert uniformity.p_value(bytes(400)) < 1e-9
-    assert min(uniformity.p_value(os.urandom(400)) for _ in range(50)) > 1e-9
+    assert egress.p_value(bytes(400)) < 1e-9
+    assert min(egress.p_value(os.urandom(400)) for _ in range(50)) > 1e-9
