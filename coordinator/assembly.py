@@ -33,9 +33,9 @@ from security.clock import Clock
 from security.crypto import encoding
 from security.identity import pki
 from security.identity.enrolment import Identity, installed_manifest
-from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest, unseal
 from security.identity.membership import AggregationPolicy, Membership, Seat
+from security.identity.pinned_files import pinned_model
 from security.identity.pki import Purpose, Role, Subject
 from security.log.events import AggregatePublished
 from security.log.opening import continue_log, create_log, start_entries

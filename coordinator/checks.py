@@ -20,8 +20,8 @@ from security.clock import Clock, SystemClock
 from security.identity import credentials, pki
 from security.identity.credentials import Credentials
 from security.identity.enrolment import Identity
-from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import InitialModel, pinned_model
 from security.identity.pki import Role
 from security.identity.tls_probe import Destination, ask, names_of
 

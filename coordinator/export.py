@@ -23,8 +23,8 @@ from lazaret import files, software
 from lazaret.errors import ConfigError, DataError
 from security.clock import SystemClock
 from security.identity.enrolment import Identity
-from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import pinned_model
 from security.secagg.layout import Vector
 from security.secagg.state import state_hash, unflatten
 

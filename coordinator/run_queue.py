@@ -17,8 +17,8 @@ from typing import Final
 from lazaret import files
 from lazaret.errors import ConfigError, ToolkitError
 from security.identity.enrolment import Identity
-from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest, unseal
+from security.identity.pinned_files import pinned_model
 from security.identity.request import read_file
 
 log = logging.getLogger("coordinator")

@@ -35,8 +35,7 @@ from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
 from security.identity.membership import Seat
-from security.identity.own_issuer import issuers
-from security.identity.peers import check_tls_peer
+from security.identity.peers import check_tls_peer, issuers
 from security.log.egress import KernelByteLog
 from security.log.events import AgentStop
 from security.rng import SystemRandomness

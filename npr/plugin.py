@@ -1,7 +1,7 @@
 """Methods of one's own: the bytes of a Python file that registers them, run in this process.
 
 The laboratory runs any file that its user names. In a federation the caller has compared the bytes with what manifest
-and hospital approve (`security.identity.plugin_file`); they are given to the interpreter from memory, so that nothing
+and hospital approve (`security.identity.pinned_files`); they are given to the interpreter from memory, so that nothing
 on disk is read again.
 """
 
@@ -14,7 +14,7 @@ from types import ModuleType
 
 from lazaret.errors import ConfigError, LocalProtocolError
 from npr.methods import registry
-from security.identity.plugin_file import digest
+from security.identity.pinned_files import plugin_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ def run_plugin(source: bytes, name: str) -> LoadedPlugin:
     :param name: of its file, for errors and for the manifest.
     :raises ConfigError: if it fails, or takes a name that is taken.
     """
-    found = digest(source)
+    found = plugin_digest(source)
     if found not in _loaded:
         before = set(registry.names())  # ours first, so that a name taken twice is the plugin's mistake
         _run(source, name, f"lazaret_plugin_{found[:16]}")

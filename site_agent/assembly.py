@@ -15,10 +15,10 @@ from protos.schema import schema_digest
 from security.clock import Clock
 from security.identity import pki
 from security.identity.enrolment import Identity, installed_manifest
-from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
 from security.identity.membership import Seat
 from security.identity.peers import check_tls_peer
+from security.identity.pinned_files import InitialModel, pinned_model
 from security.identity.pki import Role, Subject
 from security.log.events import Egress
 from security.log.note import checkpoint_of

@@ -36,9 +36,8 @@ from lazaret.errors import (
 from security.crypto.ring import FRAME_BYTES
 from security.identity import pki
 from security.identity.enrolment import Identity
-from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest, real
-from security.identity.plugin_file import pinned_plugin
+from security.identity.pinned_files import InitialModel, pinned_model, pinned_plugin
 from security.log.events import RunAccepted, RunOffered
 from security.log.writer import AuditLog
 from security.secagg.relay import ModelFrame, ModelRequest

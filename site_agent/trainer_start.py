@@ -11,8 +11,8 @@ from typing import Any
 
 from lazaret.errors import ConfigError
 from security.identity.enrolment import Identity
-from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import InitialModel
 from security.log.writer import AuditLog
 from site_agent import log_events
 from site_agent.budget import Budget

@@ -31,9 +31,8 @@ from npr.dp.sgd import DpSgd, Indices
 from security.dp.accountant import RATE_ONE, Spent
 from security.dp.ledger import Ledger, Terms, Unit
 from security.dp.ledger_store import MemoryStore
-from security.dp.noise import NoiseSource
+from security.dp.noise import NoiseSource, Units
 from security.dp.planner import Schedule, propose_multiplier, terms_for
-from security.dp.sampling import Units
 from security.rng import SystemRandomness
 
 UNIFORM = np.array([0.5, 0.5])

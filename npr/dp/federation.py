@@ -31,6 +31,7 @@ from security.dp.accountant import Spent, rdp_epsilon
 from security.dp.ledger import Ledger, Terms, Unit, digest_of
 from security.dp.ledger import LedgerAnchor as LedgerHead
 from security.dp.ledger_store import MemoryStore
+from security.dp.noise import SharedNoise
 from security.dp.planner import (
     Engine,
     Noise,
@@ -40,8 +41,7 @@ from security.dp.planner import (
     propose_multiplier,
     terms_for,
 )
-from security.dp.shared_noise import SharedNoise
-from security.identity.initial_model import blocks_of
+from security.identity.pinned_files import blocks_of
 from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import place
 from security.secagg.layout import Clips, Layout

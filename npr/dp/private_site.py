@@ -43,9 +43,8 @@ from npr.params import Contribution
 from npr.training import LocalReport
 from security.dp.accountant import RATE_ONE, Mechanism, MechanismEvent
 from security.dp.ledger import LedgerState, Reservation
-from security.dp.noise import NoiseSource
+from security.dp.noise import NoiseSource, PoissonSampler, Units
 from security.dp.planner import Engine, Schedule
-from security.dp.sampling import PoissonSampler, Units
 
 # Losses with one value per record. Each reads its own record and public or booked state, nothing else.
 

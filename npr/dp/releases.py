@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from security.dp.accountant import LATTICE_ONE, Mechanism
 from security.dp.ledger import Reservation
-from security.dp.noise import discrete_gaussian
-from security.dp.sampling import Units
+from security.dp.noise import Units, discrete_gaussian
 
 Lattice = NDArray[np.int64]
 

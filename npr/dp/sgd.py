@@ -28,10 +28,8 @@ from npr.dp.clipping import NORM_MARGIN
 from npr.dp.engine import OpacusGradient, clipped_sum
 from security.dp.accountant import Mechanism
 from security.dp.ledger import Reservation
-from security.dp.noise import discrete_gaussian, grid_step
+from security.dp.noise import PoissonSampler, SharedNoise, Units, discrete_gaussian, grid_step
 from security.dp.planner import Engine
-from security.dp.sampling import PoissonSampler, Units
-from security.dp.shared_noise import SharedNoise
 
 Indices = NDArray[np.int64]
 MOST_NOISE_THREADS: Final = 8

@@ -29,8 +29,7 @@ from npr.dp.model_rules import without_batch_norm
 from npr.dp.sgd import DpSgd, Indices
 from security.dp.accountant import RATE_ONE, dp_sgd_event
 from security.dp.ledger import Reservation
-from security.dp.noise import NoiseSource
-from security.dp.sampling import Units
+from security.dp.noise import NoiseSource, Units
 
 import timm  # isort: skip
 

@@ -15,7 +15,7 @@ from npr.config import LabelsOfImage
 from npr.data.catalogue import Catalogue
 from npr.data.sources import open_catalogue
 from npr.plugin import run_plugin
-from security.identity.plugin_file import read_plugin
+from security.identity.pinned_files import read_plugin
 
 VARIABLE = "LAZARET_LAB_PLUGINS"
 _loaded: set[Path] = set()

@@ -21,7 +21,7 @@ from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.wire_layout import WireModel, all_shares
 from protos.loopback import LoopbackFederation
 from security.crypto.ring import DEFAULT_BITS
-from security.identity.initial_model import blocks_of
+from security.identity.pinned_files import blocks_of
 from security.rng import SystemRandomness
 from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import encode

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.local_federation.sums import manifest_at
-from security.identity.initial_model import pinned_model
+from security.identity.pinned_files import pinned_model
 from site_agent.config import SiteConfig
 from site_agent.trainer.data import open_data
 

@@ -24,7 +24,7 @@ from scripts.local_federation import alone, sums
 from scripts.local_federation.processes import ROOT
 from scripts.local_federation.setup import Grounds
 from security.audit.facts import LogHistory, read_history
-from security.identity.initial_model import pinned_model
+from security.identity.pinned_files import pinned_model
 
 DUMPS = "plaintext-for-the-demo-only"
 

@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 
 from security.crypto.ring import DEFAULT_BITS
 from security.identity.enrolment import Identity
-from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import InitialModel
 from security.log.events import TrainerIsolated
 from security.log.writer import AuditLog
 from security.secagg import fixed_point

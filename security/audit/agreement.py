@@ -24,7 +24,7 @@ from security.log.store import LogFolder
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-    from security.dp.shared_noise import SharedNoise
+    from security.dp.noise import SharedNoise
     from security.identity.manifest import Manifest
     from security.secagg.groups import Groups
 

@@ -16,7 +16,7 @@ from security.log.reader import Record
 from security.secagg import thresholds
 
 if TYPE_CHECKING:
-    from security.dp.shared_noise import SharedNoise
+    from security.dp.noise import SharedNoise
 
 Breach = tuple[str, str]  # a code of `findings`, and what was seen
 Rule = Callable[[Record, AgreedRules], Iterator[Breach]]

@@ -27,7 +27,6 @@ from security.consortium.records import (
     check_same_ml_dsa,
 )
 from security.identity import keystore, pki
-from security.identity.initial_model import InitialModel
 from security.identity.kit import Kit
 from security.identity.manifest import (
     Manifest,
@@ -35,8 +34,8 @@ from security.identity.manifest import (
     seal,
     unseal,
 )
+from security.identity.pinned_files import InitialModel, read_plugin
 from security.identity.pki import Purpose, Role
-from security.identity.plugin_file import read_plugin
 from security.identity.request import EnrolmentAnswer, EnrolmentRequest, check_request, read_file
 from security.identity.rules import open_manifest, sign
 from security.identity.second_signature import public_pem, sign_ml_dsa

@@ -20,7 +20,7 @@ from security.consortium import show as showing
 from security.consortium.authority import Authority
 from security.consortium.plan import FederationPlan
 from security.identity import keystore, pki
-from security.identity.fingerprints import grouped, phrase, same_fingerprint
+from security.identity.pki import grouped, phrase, same_fingerprint
 from security.identity.request import EnrolmentRequest, read_file
 from security.identity.rules import open_manifest
 from security.identity.second_signature import check_root_key, key_in

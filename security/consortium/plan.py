@@ -20,7 +20,6 @@ from lazaret.settings import read_settings
 from security.crypto.ring import DEFAULT_BITS
 from security.dp.filter import check_delta
 from security.dp.planner import PrivateSettings
-from security.identity.initial_model import InitialModel, blocks_of, initial_state_hash
 from security.identity.manifest import (
     MAX_WINDOW,
     Aggregation,
@@ -51,7 +50,7 @@ from security.identity.manifest import (
     describe,
 )
 from security.identity.membership import COVERED_ROSTER, DAY_MS
-from security.identity.plugin_file import digest
+from security.identity.pinned_files import InitialModel, blocks_of, initial_state_hash, plugin_digest
 from security.identity.rules import TWO_SITES_HINT
 from security.secagg import thresholds
 from security.secagg.layout import Block, Clips, Layout
@@ -376,7 +375,7 @@ def _classes(asked: ClassNames | None, exported: str | None) -> ClassNames | Non
 
 def _plugin(plan: FederationPlan, model: InitialModel, source: bytes | None) -> PluginFile | None:
     """The method's own file, named by the plan; what the initial model was exported with must be the same."""
-    found = None if source is None else digest(source)
+    found = None if source is None else plugin_digest(source)
     exported = model.metadata.get("plugin")
     if found != exported and (exported is not None or "method" in model.metadata):
         raise ConfigError(

@@ -15,9 +15,8 @@ from security.consortium.records import Enrolled
 from security.dp.accountant import rdp_epsilon
 from security.dp.planner import Schedule, begun_epsilon, both_figures, propose_multiplier
 from security.identity import pki
-from security.identity.fingerprints import grouped, phrase
 from security.identity.manifest import Manifest, Privacy
-from security.identity.pki import Purpose
+from security.identity.pki import Purpose, grouped, phrase
 from security.identity.rules import least_noise
 from security.secagg import thresholds
 from security.secagg.groups import least_sites

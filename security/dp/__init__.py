@@ -9,9 +9,7 @@ Imported by: npr, security.audit, security.consortium, security.identity, site_a
     filter         the rule that stops a site before its cap, and a run before its limit (section 6)
     ledger         lines, chain, reservations (section 5)
     ledger_store   the ledger and its anchor on disk (section 5)
-    noise          the secret generator and the two kinds of Gaussian noise (section 4)
-    sampling       Poisson sampling by unit of privacy (section 4)
-    shared_noise   noise that the sites of a sum share, in ring units (section 4)
+    noise          the secret generator, both kinds of Gaussian noise, sampling, noise that sites share (section 4)
     planner        what a schedule will cost, and which noise fits a wanted epsilon (section 6)
 
 Theory of operation

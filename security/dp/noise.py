@@ -1,4 +1,4 @@
-"""The secret generator for all noise and all sampling, and the exact discrete Gaussian.
+"""Noise and sampling: their secret generator, the exact discrete Gaussian, draws of patients, noise that sites share.
 
 docs/spec/differential-privacy.md, section 4. The generator is AES-256 in counter mode. Whoever can repeat the stream
 can subtract the noise and knows which patients were sampled. So its state is never saved, copied or inherited by a
@@ -13,7 +13,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from typing import Final, NoReturn
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, NoReturn, Self
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
@@ -21,9 +24,11 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
-from lazaret.errors import LocalProtocolError
+from lazaret.errors import ConfigError, DataError, LocalProtocolError
 from security import labels
+from security.dp.accountant import LEAST_SHARED_SIGMA, RATE_ONE, MechanismEvent, shared_event
 from security.rng import Randomness, SystemRandomness
+from security.secagg.layout import Layout
 
 _PAIRS: Final = 1 << 14
 """Box-Muller runs in pieces whose working arrays (ten of 128 KiB) stay in the cache."""
@@ -252,3 +257,177 @@ def _successes_of_exp_minus_one(noise: NoiseSource, count: int) -> Whole:
         active = active[_exp_minus_small(noise, ones, ones)]
         out[active] += _ONE
     return out
+
+
+# Poisson sampling by unit of privacy: for each patient separately, whether they take part in a step. The accountant may
+# count sampling as protection only if the draws are independent, have exactly the booked rate, and are unknown to
+# whoever sees the result. So they come from the secret generator, and a batch is never truncated, padded or discarded.
+
+
+class Units:
+    """Which images belong to which unit of privacy (patient, lesion or image)."""
+
+    def __init__(self, unit_of_image: Sequence[Hashable]) -> None:
+        numbers: dict[Hashable, int] = {}
+        self.of_image: NDArray[np.int64] = np.array(
+            [numbers.setdefault(unit, len(numbers)) for unit in unit_of_image], dtype=np.int64
+        )
+        self.sizes: NDArray[np.int64] = np.bincount(self.of_image, minlength=len(numbers))
+        # Images sorted by unit, so that a unit's images are one slice.
+        self._images = np.argsort(self.of_image, kind="stable")
+        self._starts = np.concatenate(([0], np.cumsum(self.sizes)[:-1])).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def image_of(self, unit: NDArray[np.int64], position: NDArray[np.int64]) -> NDArray[np.int64]:
+        images: NDArray[np.int64] = self._images[self._starts[unit] + position]
+        return images
+
+
+class PoissonSampler:
+    """Draws the images of one step: every unit with probability rate / 2^24, then one of its images, uniformly.
+
+    One image per sampled unit keeps the sensitivity at one clipped gradient, however many images a patient has.
+    """
+
+    def __init__(self, units: Units, *, rate: int, noise: NoiseSource) -> None:
+        if not 1 <= rate <= RATE_ONE:
+            raise DataError(f"sampling rate {rate} is not in 1..2^24")
+        self._units = units
+        self._rate = rate
+        self._noise = noise
+
+    def draw_views(self, views: int) -> NDArray[np.int64]:
+        """(sampled units, views): each unit's images in random order, over and over, until there are so many.
+
+        The mean of a patient's gradients over several images is one gradient of that patient: it is clipped once.
+        """
+        drawn = np.flatnonzero(self._coins() < self._rate)
+        sizes = self._units.sizes[drawn]
+        start = self._noise.below(sizes.astype(np.uint64)).astype(np.int64)
+        positions = (start[:, None] + np.arange(views)[None, :]) % sizes[:, None]
+        return self._units.image_of(np.repeat(drawn[:, None], views, axis=1), positions)
+
+    def _coins(self) -> NDArray[np.uint32]:
+        """24 fresh bits for each unit, to compare with the booked rate: both are whole, so the rate is exact."""
+        return np.frombuffer(self._noise.bytes(4 * len(self._units)), dtype=np.uint32) >> np.uint32(8)
+
+    def draw(self) -> NDArray[np.int64]:
+        """Indices of the sampled images. An empty batch is possible; it still gets its noise and is charged, because to
+        skip it would reveal that nobody was sampled (section 2)."""
+        drawn = np.flatnonzero(self._coins() < self._rate)
+        sizes = self._units.sizes[drawn].astype(np.uint64)
+        return self._units.image_of(drawn, self._noise.below(sizes).astype(np.int64))
+
+
+# Noise that the sites of a secure sum share, in ring units: how long a clip is, how much noise, how much room. It
+# follows from a manifest alone, so that sites, auditors and the laboratory have the same numbers.
+
+LEAST_UNITS: Final = 4
+"""Units of the clip over the square root of the dimensions: below, truncation takes away too much of a gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedNoise:
+    """Noise that the sites of a secure sum share (section 4).
+
+    :param sites: how many take part at most.
+    :param honest: the least number of honest survivors over all cohorts that the manifest allows.
+    :param dimensions: how many numbers are summed.
+    :param units: the clip in ring units: a patient's gradient is truncated to whole units.
+    :param bits: of the ring.
+    :param unit: what one ring unit moves the model by, times the sum of weights.
+    :param weight_cap: what a larger weight counts as.
+    :param momentum: how much of the last step of the whole model is in the next one. The step is public, and each site
+        adds its part after its noise, so that it costs nothing.
+
+    On the wire the step of a round is `2^e W / (Q sum of weights)` for each ring unit (docs/spec/secure-aggregation.md,
+    "Numbers"), and it is to be `learning rate * clip / units / patients`. The weights are noisy numbers of patients, so
+    `units = learning rate * clip * Q / (2^e W)`, rounded down.
+    """
+
+    sites: int
+    honest: int
+    dimensions: int
+    units: int = 1 << 12
+    bits: int = 32
+    unit: float = 1.0
+    weight_cap: int = 1
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.honest < 1:
+            raise ConfigError(
+                "no sum of this federation has noise of an honest site",
+                where="dp.noise",
+                hint="more sites, a larger least_survivors or fewer colluders; or dp.noise = site",
+            )
+        if not 0.0 <= self.momentum < 1.0:
+            raise ConfigError(f"momentum {self.momentum:g} is not from 0 to below 1", where="[training.settings]")
+
+    @classmethod
+    def of(
+        cls, layout: Layout, *, clip: float, learning_rate: float, honest: int, momentum: float = 0.0
+    ) -> Self:
+        """From what a manifest says.
+
+        :raises ConfigError: where ring, cohort or tensors are not fit for it.
+        """
+        exponents = {block.clip_exponent for block in layout.state_blocks}
+        kinds = {block.kind for block in layout.state_blocks}
+        if layout.ring_bits not in (24, 32) or len(exponents) != 1 or kinds != {"mean"}:
+            raise ConfigError(
+                "shared noise is for weights with one clip, in a ring of 24 or 32 bits",
+                where="dp.noise",
+                hint="dp.trainable = head sends weights alone; [aggregation] ring_bits = 32",
+            )
+        unit = Fraction(2) ** exponents.pop() * layout.weight_cap / layout.quantum
+        units, words = math.floor(Fraction(learning_rate) * Fraction(clip) / unit), layout.state_words
+        if units < LEAST_UNITS * math.sqrt(words):
+            raise ConfigError(
+                f"a gradient of {words} numbers would be {units} ring units long: most of it is truncated to zero",
+                where="dp.noise",
+                hint="[aggregation] ring_bits = 32 and a smaller weight_cap, fewer numbers, or dp.noise = site",
+            )
+        return cls(
+            sites=layout.roster_size,
+            honest=honest,
+            dimensions=words,
+            units=units,
+            bits=layout.ring_bits,
+            unit=float(unit),
+            weight_cap=layout.weight_cap,
+            momentum=momentum,
+        )
+
+    def sigma(self, multiplier: float) -> int:
+        """Each site's noise in ring units, rounded up, for this much noise over the clip inside the sum."""
+        return max(LEAST_SHARED_SIGMA, math.ceil(multiplier * self.units / math.sqrt(self.honest)))
+
+    def event(self, multiplier: float, *, steps: int = 1) -> MechanismEvent:
+        sigma = self.sigma(multiplier)
+        return shared_event(
+            sigma=sigma, units=self.units, honest=self.honest, dimensions=self.dimensions, steps=steps
+        )
+
+    @property
+    def _quantum(self) -> int:
+        """The part of the ring that one site has."""
+        return ((1 << (self.bits - 1)) - 1) // self.sites
+
+    @property
+    def momentum_room(self) -> int:
+        """The largest size of one site's part of the momentum; the other half of its ring is for sum and noise."""
+        return self._quantum // 2 if self.momentum else 0
+
+    def saturation(self, sigma: int) -> int:
+        """The largest size of one site's coordinate before its noise: with it, any sum of sites fits the ring."""
+        room = self._quantum - self.momentum_room - 9 * sigma
+        if room < self.units:
+            raise ConfigError(
+                f"a ring of {self.bits} bits is too small for {sigma} units of noise",
+                where="dp.noise",
+                hint="[aggregation] ring_bits = 32, less noise, or fewer sites",
+            )
+        return room

@@ -31,7 +31,7 @@ from security.dp.accountant import (
 )
 from security.dp.filter import PLAN_SHARE, BudgetFilter, choose_order, pinned, planned_epsilon, shares_noise
 from security.dp.ledger import LedgerState, Terms, Unit
-from security.dp.shared_noise import SharedNoise
+from security.dp.noise import SharedNoise
 from security.secagg.layout import Layout
 
 _LARGEST_MULTIPLIER = 1000.0

@@ -29,7 +29,7 @@ from lazaret.files import write_atomically
 from lazaret.terminal import can_ask, say
 from security.identity import pki
 from security.identity.enrolment import Identity
-from security.identity.fingerprints import phrase
+from security.identity.pki import phrase
 from security.identity.request import EnrolmentAnswer, read_file
 from security.identity.rules import open_manifest
 from security.identity.succession import accept_newer

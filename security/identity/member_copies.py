@@ -28,10 +28,9 @@ from security import labels
 from security.crypto.signing import VerifyKey
 from security.identity import pki
 from security.identity.enrolment import Identity, check_root_fingerprint
-from security.identity.fingerprints import phrase
 from security.identity.kit import ask_about_root
 from security.identity.manifest import TlsIssuer, unseal
-from security.identity.pki import Purpose, Role, Subject
+from security.identity.pki import Purpose, Role, Subject, phrase
 from security.identity.request import EnrolmentRequest, read_file
 from security.identity.token import TokenUri, named_token
 

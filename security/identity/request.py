@@ -18,10 +18,9 @@ from security import labels
 from security.crypto import encoding
 from security.crypto.signing import VerifyKey
 from security.identity import pki
-from security.identity.fingerprints import grouped
 from security.identity.manifest import Document, Hash, MayNameIssuer, MlDsaKey, Name, describe
-from security.identity.own_issuer import read_issuer
-from security.identity.pki import Purpose, Role, Subject
+from security.identity.peers import read_issuer
+from security.identity.pki import Purpose, Role, Subject, grouped
 from security.log.note import KeyType, VerifierKey
 
 MAX_DOCUMENT: Final = 1024 * 1024

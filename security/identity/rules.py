@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
 from security.dp.filter import check_delta
+from security.dp.noise import SharedNoise
 from security.dp.planner import PrivateSettings, Schedule
-from security.dp.shared_noise import SharedNoise
 from security.identity import pki
 from security.identity.manifest import Manifest, Member, SignatureSet, real, unseal
-from security.identity.own_issuer import check_issuers
+from security.identity.peers import check_issuers
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.second_signature import (
     FETCH_AGAIN,

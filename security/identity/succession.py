@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lazaret.errors import ManifestRejected
+from security.dp.noise import SharedNoise
 from security.dp.planner import PREFIX
-from security.dp.shared_noise import SharedNoise
 from security.identity.manifest import Manifest
 from security.identity.rules import OTHER_FEDERATION, labels_of, least_noise
 from security.identity.second_signature import check_ml_dsa_kept

@@ -22,8 +22,8 @@ from npr.data.sources import Look, Survey, inspect_images, survey
 from npr.data.store import Fault, FaultKind
 from npr.recipe import Recipe, check_code, recipe_of
 from security.crypto import encoding
-from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import InitialModel, pinned_model
 from site_agent.config import SiteConfig
 from site_agent.trainer.channel import MAX_REMARK, Channel, FoundLine, LookAt, LookDone, LookSetup, TrainerStop
 from site_agent.trainer.data import image_size_of, labels_by, ours, side_rule

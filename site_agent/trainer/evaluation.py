@@ -32,8 +32,8 @@ from npr.metrics import (
 from npr.model import normalisation
 from npr.recipe import Recipe
 from npr.wire_layout import build_initial, spec_of
-from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import InitialModel
 from site_agent.config import SiteConfig
 from site_agent.trainer.clinical_figures import check_findings, clinical_figures, finding_lines, with_interval
 from site_agent.trainer.personal_state import SiteRecord

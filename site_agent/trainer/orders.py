@@ -21,8 +21,8 @@ from security.crypto import encoding
 from security.dp.accountant import MechanismEvent
 from security.dp.ledger import LedgerState, Reservation, Terms
 from security.dp.noise import NoiseSource
-from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import pinned_model
 from security.secagg.layout import Vector
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult

@@ -8,7 +8,7 @@ from lazaret.errors import ConfigError
 from npr.methods import registry
 from npr.plugin import run_plugin
 from security.identity.manifest import PluginFile
-from security.identity.plugin_file import pinned_plugin
+from security.identity.pinned_files import pinned_plugin
 from site_agent.config import SiteConfig
 
 log = logging.getLogger("site-agent")

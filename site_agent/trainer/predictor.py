@@ -35,8 +35,8 @@ from npr.model import ModelSpec, SplitModel, normalisation
 from npr.prototypes import Prototypes
 from npr.recipe import Recipe, recipe_of
 from npr.wire_layout import build_initial, spec_of
-from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import InitialModel, pinned_model
 from security.secagg.layout import Vector
 from site_agent.config import SiteConfig
 from site_agent.trainer.data import fingerprint, open_data, side_rule

@@ -37,8 +37,8 @@ from npr.recipe import check_code, recipe_of
 from npr.seeds import secret_seed
 from npr.training import LocalReport
 from npr.wire_layout import WireModel, build_initial, ever_shared, groups_to_load, spec_of
-from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import InitialModel
 from security.secagg.layout import Vector
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult

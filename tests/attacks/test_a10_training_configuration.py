@@ -20,7 +20,7 @@ from npr.data.sources import open_dataset
 from npr.model import ModelSpec
 from npr.recipe import Recipe
 from npr.wire_layout import export
-from security.identity.initial_model import pinned_model
+from security.identity.pinned_files import pinned_model
 from security.secagg import fixed_point, messages, statements
 from security.secagg.site import checks
 from site_agent.trainer import training

@@ -17,8 +17,7 @@ from npr.dp.sgd import DpSgd
 from security.dp.accountant import RATE_ONE, dp_sgd_event
 from security.dp.ledger import Ledger, Terms, Unit
 from security.dp.ledger_store import MemoryStore
-from security.dp.noise import NoiseSource
-from security.dp.sampling import Units
+from security.dp.noise import NoiseSource, Units
 
 CLIP, SIGMA, PATIENTS, WIDTH = 1.0, 4.0, 20, 60
 EVENT = dp_sgd_event(multiplier=SIGMA / CLIP, clip=CLIP, rate=RATE_ONE, steps=1)

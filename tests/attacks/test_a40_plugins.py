@@ -15,9 +15,9 @@ import pytest
 from lazaret.errors import ConfigError, PolicyViolation, ToolkitError
 from npr import plugin as running
 from npr.methods import registry
-from security.identity import plugin_file
+from security.identity import pinned_files
 from security.identity.manifest import Manifest, PluginFile
-from security.identity.plugin_file import read_plugin
+from security.identity.pinned_files import read_plugin
 from site_agent.config import SiteConfig
 from site_agent.policy import SitePolicy
 from site_agent.trainer import plugin
@@ -134,14 +134,14 @@ def test_a_missing_file_is_refused(pinning: Manifest, tmp_path: Path) -> None:
 
 
 def swap_after_hashing(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed = plugin_file.digest
+    hashed = pinned_files.plugin_digest
 
     def digest(source: bytes) -> str:
         found = hashed(source)
         hospital.file.write_bytes(EVIL)
         return found
 
-    monkeypatch.setattr(plugin_file, "digest", digest)
+    monkeypatch.setattr(pinned_files, "plugin_digest", digest)
 
 
 def test_what_was_hashed_is_what_runs(pinning: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from security.consortium.plan import FederationPlan, _check_private
 from security.consortium.show import warnings
 from security.dp.filter import planned_epsilon
 from security.dp.planner import PrivateSettings
-from security.identity.initial_model import InitialModel
+from security.identity.pinned_files import InitialModel
 from tests.support.consortium_world import World
 
 WORDS = ["model", "--architecture", "test_efficientnet", "--classes", "a,b,c,d,e", "--image-size", "32", "--json"]

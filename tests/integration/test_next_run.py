@@ -22,8 +22,8 @@ from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from security.crypto.ring import FRAME_BYTES
 from security.identity import rules
-from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import InitialModel
 from security.log.reader import LogReader
 from security.secagg.relay import ManifestFrame, ModelFrame
 from security.secagg.state import State, canonical, flatten

@@ -21,7 +21,7 @@ from security.audit.cli import main as privacy_audit
 from security.dp.accountant import Mechanism, merged, rdp_epsilon
 from security.dp.ledger import Ledger
 from security.dp.noise import NoiseSource
-from security.identity.initial_model import pinned_model
+from security.identity.pinned_files import pinned_model
 from security.secagg import messages
 from security.secagg.certificates import Advert
 from security.secagg.relay import Decline

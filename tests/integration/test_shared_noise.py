@@ -30,8 +30,8 @@ from security.audit.agreement import _rules_of
 from security.audit.cli import main as privacy_audit
 from security.audit.conformance import mechanism_trains, noise_is_agreed
 from security.dp.accountant import Mechanism
+from security.dp.noise import SharedNoise
 from security.dp.planner import PrivateSettings
-from security.dp.shared_noise import SharedNoise
 from security.identity import succession
 from security.identity.manifest import Manifest
 from security.secagg import messages

@@ -31,8 +31,8 @@ from npr.dp.releases import (
 from npr.losses import ClassPrior
 from npr.prototypes import make_prototypes
 from security.dp.accountant import LATTICE_ONE, RATE_ONE, counts_event, metrics_event, prototypes_event
+from security.dp.noise import Units
 from security.dp.planner import Schedule
-from security.dp.sampling import Units
 
 Query = Callable[["Records"], np.ndarray]
 

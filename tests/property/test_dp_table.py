@@ -24,7 +24,7 @@ from npr.data.sides import KeyedSides, SideRule, unit_key
 from npr.dp.clipping import ClippedGradient
 from npr.dp.releases import count_sums
 from security.dp.accountant import LATTICE_ONE, counts_event
-from security.dp.sampling import Units
+from security.dp.noise import Units
 from site_agent.config import DataTable
 from site_agent.trainer.data import open_data
 

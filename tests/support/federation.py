@@ -20,8 +20,8 @@ from scripts.local_federation.setup import HOST, Grounds
 from scripts.local_federation.sums import follows, is_exact, manifest_at, read_published
 from security.audit.agreement import keys_of
 from security.audit.compare import Crossed, cross
-from security.identity.initial_model import pinned_model
 from security.identity.membership import groups_of
+from security.identity.pinned_files import pinned_model
 from site_agent.state_dir import read_state
 from tests.support.audit_attacks import weighty
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from scripts.local_federation.known_updates import sees_no_image
 from security.identity.enrolment import Identity
-from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import InitialModel
 from security.log.writer import AuditLog
 from security.secagg.layout import Vector
 from site_agent.budget import Budget

@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 from lazaret.errors import RemoteProtocolError
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.clock import ManualClock
-from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest
 from security.identity.membership import BareMandate, aggregation_policy
+from security.identity.pinned_files import pinned_model
 from security.log.egress import KernelByteLog
 from security.rng import CountedRandomness
 from security.secagg import messages, relay

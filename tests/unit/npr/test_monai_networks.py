@@ -24,7 +24,7 @@ from npr.monai_networks import NAMES, create
 from npr.params import ParameterManifest
 from npr.recipe import Recipe
 from npr.wire_layout import build_initial, export, spec_of
-from security.identity.initial_model import pinned_model
+from security.identity.pinned_files import pinned_model
 from tests.support.consortium_world import World
 
 pytest.importorskip("monai", reason="the extra [monai] is not installed")

@@ -11,9 +11,8 @@ import pytest
 from lazaret.errors import BudgetExhausted, ConfigError, LedgerError
 from security.dp.accountant import RATE_ONE, merged
 from security.dp.ledger import Ledger, LedgerState, Unit
-from security.dp.noise import NoiseSource
+from security.dp.noise import NoiseSource, SharedNoise
 from security.dp.planner import PrivateSettings, Schedule
-from security.dp.shared_noise import SharedNoise
 from security.identity.manifest import Privacy
 from site_agent import privacy
 from site_agent.config import CoordinatorTable, DataTable, PrivacyTable, SiteConfig, SiteTable

@@ -14,9 +14,8 @@ from npr.dp.private_site import PrivateData, PrivateRounds, Regularisation
 from security.dp.accountant import rate_at_least
 from security.dp.ledger import Ledger, Unit
 from security.dp.ledger_store import MemoryStore
-from security.dp.noise import NoiseSource
+from security.dp.noise import NoiseSource, Units
 from security.dp.planner import Schedule, terms_for
-from security.dp.sampling import Units
 
 PLAN = Schedule(
     rounds=3,

@@ -9,8 +9,7 @@ from lazaret.errors import BudgetExhausted
 from npr.dp.releases import PrivateCounts, count_sums, hit_sums, release_counts, release_hits
 from security.dp.accountant import LATTICE_ONE, counts_event, metrics_event
 from security.dp.ledger import Reservation
-from security.dp.noise import NoiseSource
-from security.dp.sampling import Units
+from security.dp.noise import NoiseSource, Units
 
 
 def paid(*events: object) -> Reservation:

@@ -19,8 +19,7 @@ from npr.dp.releases import (
 )
 from security.dp.accountant import LATTICE_ONE, prototypes_event
 from security.dp.ledger import Reservation
-from security.dp.noise import NoiseSource
-from security.dp.sampling import Units
+from security.dp.noise import NoiseSource, Units
 
 PUBLIC = "run-7"
 

@@ -12,8 +12,7 @@ from lazaret.errors import BudgetExhausted, ConfigError, LocalProtocolError
 from npr.dp.sgd import DpSgd
 from security.dp.accountant import RATE_ONE, dp_sgd_event, rate_at_least
 from security.dp.ledger import Reservation
-from security.dp.noise import NoiseSource, grid_step
-from security.dp.sampling import Units
+from security.dp.noise import NoiseSource, Units, grid_step
 
 
 class Silent(NoiseSource):

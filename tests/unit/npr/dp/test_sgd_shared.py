@@ -18,9 +18,8 @@ from npr.dp.sgd import SharedStep, momentum_units, noised, patient_units
 from npr.model import ModelSpec, build_model
 from security.dp.accountant import MechanismEvent, rdp_curve, shared_event, shared_multiplier
 from security.dp.ledger import Reservation
-from security.dp.noise import NoiseSource
+from security.dp.noise import NoiseSource, SharedNoise
 from security.dp.planner import Schedule
-from security.dp.shared_noise import SharedNoise
 from security.secagg.thresholds import least_honest, quorum
 
 

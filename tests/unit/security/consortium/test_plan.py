@@ -12,7 +12,7 @@ from lazaret.errors import ConfigError, PolicyViolation, ToolkitError
 from security.consortium.commands import PLAN as TEMPLATE
 from security.consortium.plan import FederationPlan, ScoresPlan, refuse_two_sites
 from security.consortium.show import warnings
-from security.identity.initial_model import InitialModel
+from security.identity.pinned_files import InitialModel
 from security.secagg.layout import Clips
 from security.secagg.state import canonical, flatten, state_hash
 from tests.support.consortium_world import PLAN, PRIVACY, World, write_initial_model

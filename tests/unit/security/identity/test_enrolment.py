@@ -15,8 +15,7 @@ from security.consortium import authority as authorities
 from security.identity import enrolment, peers, pki, succession
 from security.identity import request as request_file
 from security.identity.enrolment import Identity
-from security.identity.fingerprints import grouped
-from security.identity.pki import Purpose, Role
+from security.identity.pki import Purpose, Role, grouped
 from security.identity.request import EnrolmentAnswer, EnrolmentRequest
 from security.log.note import KeyType, NoteSigner
 from tests.support.consortium_world import DAY, NOW, World, subject

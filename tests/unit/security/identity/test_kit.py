@@ -12,8 +12,8 @@ import pytest
 from lazaret.errors import ConfigError, PolicyViolation, ToolkitError, VerificationFailed
 from security.identity import kit as kits
 from security.identity.enrolment import Identity
-from security.identity.fingerprints import phrase
 from security.identity.kit import Kit, kit_in
+from security.identity.pki import phrase
 from tests.support.consortium_world import World
 
 

@@ -17,8 +17,8 @@ from lazaret.errors import CertificateUntrusted, ConfigError, ToolkitError, Veri
 from security import labels
 from security.identity import kit, member_copies
 from security.identity.enrolment import Identity
-from security.identity.fingerprints import phrase
 from security.identity.member_copies import FILES, RestoreWishes
+from security.identity.pki import phrase
 from security.identity.request import EnrolmentRequest
 from site_agent import backup
 from site_agent.config import SiteConfig

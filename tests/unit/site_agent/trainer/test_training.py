@@ -22,8 +22,8 @@ from npr.model import ModelSpec
 from npr.recipe import Recipe, check_code, check_config_hash, recipe_of
 from npr.seeds import secret_seed
 from npr.wire_layout import WireModel, build_initial, ever_shared, export, groups_to_load, personal_tensors, spec_of
-from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest, decimal_text
+from security.identity.pinned_files import InitialModel, pinned_model
 from security.secagg.layout import Vector
 from security.secagg.state import canonical, next_state
 from site_agent.config import CoordinatorTable, DataTable, SiteConfig, SiteTable

@@ -25,8 +25,8 @@ from npr.methods.site import Site
 from npr.training import LocalReport
 from npr.wire_layout import export
 from scripts.local_federation.setup import free_port
-from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest
+from security.identity.pinned_files import pinned_model
 from site_agent.config import SiteConfig
 from site_agent.trainer.file_access import made
 from site_agent.trainer.personal_state import PersonalState

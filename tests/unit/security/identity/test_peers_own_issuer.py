@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from lazaret import errors
-from security.identity import enrolment, own_issuer, peers, pki
+from security.identity import enrolment, peers, pki
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest, TlsIssuer
 from security.identity.pki import Role
@@ -102,11 +102,11 @@ def any_claim(manifest: Manifest, certificate: x509.Certificate) -> Any:
 @pytest.mark.parametrize(
     ("peer", "off"),
     [
-        (other_name, ((own_issuer, "claimed", any_claim), (own_issuer, "check_own_name"), (peers, "check_pinned"))),
+        (other_name, ((peers, "claimed", any_claim), (peers, "check_own_name"), (peers, "check_pinned"))),
         (other_key, ((peers, "check_pinned"),)),
-        (other_authority, ((own_issuer, "check_own_issuer"),)),
-        (server_only, ((own_issuer, "check_own_usage"),)),
-        (another_hospital, ((own_issuer, "claimed", any_claim), (peers, "check_pinned"))),
+        (other_authority, ((peers, "check_own_issuer"),)),
+        (server_only, ((peers, "check_own_usage"),)),
+        (another_hospital, ((peers, "claimed", any_claim), (peers, "check_pinned"))),
     ],
 )
 def test_what_the_authority_may_not_do_twin(
@@ -125,9 +125,9 @@ def test_another_name_alone_is_refused_with_the_right_key(
     with pytest.raises(errors.CertificateNameMismatch):
         hospital.check(certificate)
     with pytest.raises(errors.CertificateNameMismatch, match=HOST):
-        own_issuer.check_own(hospital.manifest.site("graz"), certificate, now_ms=NOW)
-    monkeypatch.setattr(own_issuer, "check_own_name", lambda *args: None)
-    own_issuer.check_own(hospital.manifest.site("graz"), certificate, now_ms=NOW)  # the twin
+        peers.check_own(hospital.manifest.site("graz"), certificate, now_ms=NOW)
+    monkeypatch.setattr(peers, "check_own_name", lambda *args: None)
+    peers.check_own(hospital.manifest.site("graz"), certificate, now_ms=NOW)  # the twin
 
 
 def test_days_count(hospital: Hospital) -> None:
@@ -142,11 +142,11 @@ def test_an_authority_whose_own_certificate_has_ended_lets_nobody_in(
     """Although what it issued has not: who keeps its key may not have looked after it any more."""
     certificate, graz = hospital.authority.issue(hospital.key(), HOST, days=4000), hospital.manifest.site("graz")
     with pytest.raises(errors.CertificateExpired, match="authority of graz"):
-        own_issuer.check_own(graz, certificate, now_ms=NOW + 3700 * DAY)
+        peers.check_own(graz, certificate, now_ms=NOW + 3700 * DAY)
     check = pki.check_dates
     ignoring = lambda found, now, where: None if found == hospital.authority.certificate else check(found, now, where)  # noqa: E731
     monkeypatch.setattr(pki, "check_dates", ignoring)
-    own_issuer.check_own(graz, certificate, now_ms=NOW + 3700 * DAY)  # the twin
+    peers.check_own(graz, certificate, now_ms=NOW + 3700 * DAY)  # the twin
 
 
 def test_a_site_shows_it_once_it_is_there_and_for_the_key_in_force(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_requests_and_manifests_with_a_wrong_authority_are_refused(tmp_path: Pat
         {"coordinator": manifest.coordinator.model_copy(update={"tls_issuer": issuer})},
     ):
         with pytest.raises(errors.ManifestRejected):
-            own_issuer.check_issuers(manifest.model_copy(update=update))
+            peers.check_issuers(manifest.model_copy(update=update))
 
 
 def test_without_an_own_authority_no_byte_is_different(hospital: Hospital, tmp_path: Path) -> None:

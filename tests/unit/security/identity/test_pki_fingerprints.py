@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from security.identity.fingerprints import grouped, phrase, same_fingerprint
+from security.identity.pki import grouped, phrase, same_fingerprint
 
 ONE = hashlib.sha256(b"one").hexdigest()
 

@@ -7,8 +7,7 @@ import pytest
 
 from lazaret.errors import ConfigError, DataError
 from security.dp.accountant import RATE_ONE, dp_sgd_event, rate_at_least
-from security.dp.noise import NoiseSource
-from security.dp.sampling import PoissonSampler, Units
+from security.dp.noise import NoiseSource, PoissonSampler, Units
 
 
 def test_inclusion_matches_the_ledgers_rate() -> None:

@@ -11,14 +11,15 @@ from safetensors.numpy import load_file, save_file
 from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
 from security.identity import rules
 from security.identity.manifest import Manifest, PluginFile
-from security.identity.plugin_file import MAX_PLUGIN_BYTES, digest, pinned_plugin, read_plugin
+from security.identity.pinned_files import MAX_PLUGIN_BYTES, pinned_plugin, plugin_digest, read_plugin
 from tests.support.consortium_world import PLAN, PRIVACY, World
 
 
 def test_a_file_is_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "own_method.py"
     path.write_bytes(b"x" * MAX_PLUGIN_BYTES)
-    assert pinned_plugin(tmp_path, PluginFile(name=path.name, sha256=digest(path.read_bytes()))) == path.read_bytes()
+    pinned = PluginFile(name=path.name, sha256=plugin_digest(path.read_bytes()))
+    assert pinned_plugin(tmp_path, pinned) == path.read_bytes()
 
 
 def test_what_cannot_be_a_plugin_is_refused_at_once(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_a_manifest_without_a_plugin_has_no_such_key(world: World) -> None:
 def test_the_consortium_pins_the_file_beside_its_plan(world: World) -> None:
     world.write_plan(world.write_plugin(PLAN, b"# one\n"))
     manifest = world.publish()
-    assert manifest.training.plugin == PluginFile(name="own_method.py", sha256=digest(b"# one\n"))
+    assert manifest.training.plugin == PluginFile(name="own_method.py", sha256=plugin_digest(b"# one\n"))
     assert Manifest.from_dict(manifest.to_dict()) == manifest
 
 
@@ -66,12 +67,12 @@ def test_the_initial_model_was_exported_with_the_same_file(world: World) -> None
     path = world.authority.folder / "initial.safetensors"
     tensors = load_file(path)
     plan = world.write_plugin(PLAN, b"# one\n")
-    for exported in ({"plugin": digest(b"# two\n")}, {"method": "fednpr-per"}):
+    for exported in ({"plugin": plugin_digest(b"# two\n")}, {"method": "fednpr-per"}):
         save_file(tensors, path, metadata=exported)
         world.write_plan(plan)
-        with pytest.raises(ConfigError, match=f"{digest(b'# one' + bytes([10]))}, the initial model"):
+        with pytest.raises(ConfigError, match=f"{plugin_digest(b'# one' + bytes([10]))}, the initial model"):
             world.publish()
-    save_file(tensors, path, metadata={"plugin": digest(b"# one\n")})
+    save_file(tensors, path, metadata={"plugin": plugin_digest(b"# one\n")})
     world.write_plan(PLAN)
     with pytest.raises(ConfigError, match="has SHA-256 none, the initial model"):
         world.publish()
