@@ -32,8 +32,9 @@ from protos.schema import schema_digest
 from security.clock import Clock
 from security.crypto import encoding
 from security.identity import pki
+from security.identity.acceptance import unseal
 from security.identity.enrolment import Identity, installed_manifest
-from security.identity.manifest import Manifest, unseal
+from security.identity.manifest import Manifest
 from security.identity.membership import AggregationPolicy, Membership, Seat
 from security.identity.pinned_files import pinned_model
 from security.identity.pki import Purpose, Role, Subject

@@ -28,10 +28,10 @@ from lazaret.terminal import emit, say
 from security.clock import Clock, SystemClock
 from security.identity import member_copies
 from security.identity.enrolment import Identity
+from security.identity.enrolment_files import EnrolmentRequest
 from security.identity.member_copies import RestoreWishes, restore_options
 from security.identity.membership import aggregation_policy
 from security.identity.pki import Role
-from security.identity.request import EnrolmentRequest
 from security.identity.tls_probe import names_of
 from security.log.events import OperatorAction
 from security.secagg.handover import Handover

@@ -21,15 +21,15 @@ from lazaret.errors import ConfigError
 from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
 from security.identity import enrolment
+from security.identity.acceptance import unseal
 from security.identity.enrolment import Identity, ml_dsa_option
-from security.identity.kit import compared_root, kit_in
-from security.identity.manifest import Manifest, unseal
-from security.identity.membership import audit_roster
+from security.identity.enrolment_files import compared_root, kit_in, read_file
+from security.identity.manifest import Manifest
 from security.identity.pki import Role, Subject, phrase
-from security.identity.request import read_file
 from security.identity.token import named_token, token_option
 from security.log.log_commands import log_commands
 from security.log.opening import continue_log
+from security.log.roster import audit_roster
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 

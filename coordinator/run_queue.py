@@ -16,10 +16,11 @@ from typing import Final
 
 from lazaret import files
 from lazaret.errors import ConfigError, ToolkitError
+from security.identity.acceptance import unseal
 from security.identity.enrolment import Identity
-from security.identity.manifest import Manifest, unseal
+from security.identity.enrolment_files import read_file
+from security.identity.manifest import Manifest
 from security.identity.pinned_files import pinned_model
-from security.identity.request import read_file
 
 log = logging.getLogger("coordinator")
 MOST_REASON: Final = 200

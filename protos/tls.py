@@ -24,7 +24,7 @@ from lazaret.errors import CertificateError, ConfigError, LocalProtocolError
 from security.crypto.ring import MAX_PARCEL
 from security.identity import keystore, pki
 from security.identity.enrolment import Identity
-from security.identity.request import read_file
+from security.identity.enrolment_files import read_file
 from security.identity.token import TokenTlsKey
 
 SUITES: Final = "GRPC_SSL_CIPHER_SUITES"

@@ -27,9 +27,9 @@ from lazaret.terminal import say
 from security.clock import SystemClock
 from security.identity import member_copies
 from security.identity.enrolment import Identity
+from security.identity.enrolment_files import EnrolmentRequest
 from security.identity.member_copies import RestoreWishes, restore_options
 from security.identity.pki import Role
-from security.identity.request import EnrolmentRequest
 from security.log.events import OperatorAction
 from site_agent import ledger_copies
 from site_agent.config import SiteConfig

@@ -39,7 +39,8 @@ from lazaret.errors import (
     VerificationFailed,
 )
 from security.clock import Clock
-from security.identity.manifest import Manifest, unseal
+from security.identity.acceptance import unseal
+from security.identity.manifest import Manifest
 from security.identity.membership import Membership, Seat
 from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION

@@ -16,11 +16,10 @@ from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
 from security.identity import enrolment
 from security.identity.enrolment import Identity, ml_dsa_option
-from security.identity.kit import compared_root, kit_in
+from security.identity.enrolment_files import compared_root, kit_in, read_file
 from security.identity.manifest import TlsIssuer, describe
 from security.identity.peers import read_issuer
 from security.identity.pki import Role, Subject, phrase, subject_of
-from security.identity.request import read_file
 from security.identity.token import named_token, token_option
 from site_agent.archive.source import KIND, absolute
 from site_agent.config import LAST_PORT, NO_ADDRESS, CoordinatorTable, SiteConfig, placed

@@ -18,10 +18,11 @@ from security.dp.accountant import spent
 from security.dp.ledger import Ledger
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
-from security.identity.membership import aggregation_policy, audit_roster
+from security.identity.membership import aggregation_policy
 from security.log.events import OperatorAction
 from security.log.log_commands import log_commands
 from security.log.opening import continue_log
+from security.log.roster import audit_roster
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 from security.secagg import certificate_checks

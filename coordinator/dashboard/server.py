@@ -21,7 +21,7 @@ from lazaret.web.access import Address, Guard, read_token
 from lazaret.web.pages import Pages, assets, exposition
 from lazaret.web.server import WebServer
 from security.identity.enrolment import Identity
-from security.identity.membership import audit_roster
+from security.log.roster import audit_roster
 
 log = logging.getLogger("coordinator")
 Watch = Callable[[], None]

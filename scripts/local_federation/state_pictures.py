@@ -23,7 +23,7 @@ from coordinator.round_history import ReadOnlyHistory
 from lazaret.control import STALE_MS, PauseFile
 from lazaret.web.access import Address, Guard
 from lazaret.web.server import WebServer
-from security.identity.membership import audit_roster
+from security.log.roster import audit_roster
 from security.rng import SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.page.content import open_page

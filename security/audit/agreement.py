@@ -18,7 +18,7 @@ from lazaret.errors import ConfigError, ToolkitError
 from security.audit.findings import Finding
 from security.audit.safe_files import list_files, read_capped
 from security.log.note import VerifierKey
-from security.log.roster import COORDINATOR, Party, Roster
+from security.log.roster import COORDINATOR, Party, Roster, audit_roster
 from security.log.store import LogFolder
 
 if TYPE_CHECKING:
@@ -201,7 +201,6 @@ class Keys:
 def agreement_of(manifest: Manifest, digest: str) -> Agreement:
     """The view of one manifest that was accepted."""
     # pydantic and the X.509 code take longer to import than a small log takes to verify.
-    from security.identity.membership import audit_roster
 
     return Agreement(
         digest=digest,
@@ -213,6 +212,7 @@ def agreement_of(manifest: Manifest, digest: str) -> Agreement:
 
 
 def _rules_of(manifest: Manifest) -> AgreedRules:
+    # pydantic and the X.509 code take longer to import than a small log takes to verify.
     from security.identity.membership import groups_of
 
     numbers, training = manifest.aggregation, manifest.training
@@ -328,7 +328,7 @@ def _manifests_in(folder: LogFolder, root: Certificate | None) -> _FolderManifes
 
 def manifest_from(path: Path, root_key: Path | None) -> Manifest:
     """A manifest file that the auditor gave."""
-    from security.identity.second_signature import check_root_key
+    from security.identity.acceptance import check_root_key
 
     manifest = open_signed(read_capped(path, MANIFEST_BYTES), read_root(root_key), str(path))
     check_root_key(manifest, read_root_ml_dsa(root_key))
@@ -349,15 +349,15 @@ def read_root(root_key: Path | None) -> Certificate | None:
 
 def read_root_ml_dsa(root_key: Path | None) -> str | None:
     """The root's ML-DSA key after its certificate, if the consortium has turned it on."""
-    from security.identity.second_signature import key_in
+    from security.identity.acceptance import key_in
 
     return None if root_key is None else key_in(read_capped(root_key, 1 << 16), str(root_key))
 
 
 def open_signed(data: bytes, root: Certificate | None, where: str) -> Manifest:
     """Dates are not checked: a log is audited years after its certificates have ended."""
-    from security.identity.manifest import unseal
-    from security.identity.rules import check_federation, check_signatures
+    from security.identity.acceptance import check_signatures, unseal
+    from security.identity.rules import check_federation
 
     manifest, signatures = unseal(data, where)
     if root is not None:

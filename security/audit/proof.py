@@ -22,7 +22,7 @@ from security.crypto.merkle import MAX_PATH, Tree, leaf_hash, verify_inclusion
 from security.log.keys import EpochChain
 from security.log.note import Note, VerifierKey, checkpoint_of
 from security.log.reader import LogReader
-from security.log.roster import Party, Roster
+from security.log.roster import Party, Roster, audit_roster
 from security.log.schema import read_line
 from security.log.store import LogFolder
 from security.log.witness import Fork, HeldCheckpoint
@@ -178,8 +178,6 @@ def check_file(content: bytes, manifest: Path | None, root_key: Path | None) -> 
 
 def _roster(manifest: Manifest, origin: str) -> tuple[Roster, Party]:
     """The parties, and the owner of a log among them."""
-    from security.identity.membership import audit_roster
-
     roster = audit_roster(manifest)
     if origin not in roster.by_origin:
         raise VerificationFailed("the manifest knows no log of this name", where=origin)
@@ -205,7 +203,6 @@ def _check_entry(proof: Proof, manifest: Manifest) -> Checked:
 
 def _check_claim(content: bytes, manifest: Manifest) -> Checked:
     from security.audit.claim import Claim
-    from security.identity.membership import audit_roster
 
     roster = audit_roster(manifest)
     claim = Claim.check(content, roster)

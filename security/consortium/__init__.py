@@ -7,7 +7,8 @@ Imported by: nothing; it is run.
 
     authority   the folder of the authority: root, members, published manifests
     records     what it keeps of each member, and the checks of a request against it
-    plan        `federation.toml`, and the manifest that follows from it
+    plan        `federation.toml`: its tables, and the template
+    drafting    the manifest that follows from it
     show        manifests and the authority, as text and as JSON
     backup      `backup` and `restore` of that folder
     cli         the command `consortium`

@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 
 from lazaret import files
 from lazaret.errors import ConfigError, PolicyViolation
-from security.consortium import plan as planning
+from security.consortium import drafting
+from security.consortium.plan import FederationPlan
 from security.consortium.records import (
     Enrolled,
     Issued,
@@ -27,19 +28,11 @@ from security.consortium.records import (
     check_same_ml_dsa,
 )
 from security.identity import keystore, pki
-from security.identity.kit import Kit
-from security.identity.manifest import (
-    Manifest,
-    Revocation,
-    seal,
-    unseal,
-)
+from security.identity.acceptance import accept_newer, open_manifest, public_pem, seal, sign, sign_ml_dsa, unseal
+from security.identity.enrolment_files import EnrolmentAnswer, EnrolmentRequest, Kit, check_request, read_file
+from security.identity.manifest import Manifest, Revocation
 from security.identity.pinned_files import InitialModel, read_plugin
 from security.identity.pki import Purpose, Role
-from security.identity.request import EnrolmentAnswer, EnrolmentRequest, check_request, read_file
-from security.identity.rules import open_manifest, sign
-from security.identity.second_signature import public_pem, sign_ml_dsa
-from security.identity.succession import accept_newer
 from security.identity.tls_probe import names_of
 from security.identity.token import TokenUri, make_tls_key
 from security.rng import SystemRandomness
@@ -301,7 +294,7 @@ class Authority:
     def publish(
         self,
         key: ec.EllipticCurvePrivateKey,
-        plan: planning.FederationPlan,
+        plan: FederationPlan,
         *,
         ml_dsa: MLDSA65PrivateKey | None = None,
         now_ms: int,
@@ -323,7 +316,7 @@ class Authority:
         twice = ml_dsa is not None
         if twice:
             check_all_have_ml_dsa(active)
-        manifest = planning.build(
+        manifest = drafting.build(
             plan,
             InitialModel.read(self.folder / plan.model.initial),
             federation=self.federation,
@@ -360,7 +353,7 @@ class Authority:
             raise ConfigError(
                 f"not in the manifest: {', '.join(missing)}", where="roster", hint="enroll them, then publish again"
             )
-        model = self.folder / planning.FederationPlan.read(self.plan_path).model.initial
+        model = self.folder / FederationPlan.read(self.plan_path).model.initial
         if InitialModel.read(model).digest != manifest.model.initial_file:
             raise ConfigError(
                 "is not the model that the newest manifest names", where=str(model), hint="publish, or put it back"

@@ -19,9 +19,9 @@ from lazaret.errors import ConfigError, ManifestRejected
 from lazaret.terminal import say
 from security.clock import SystemClock
 from security.consortium.authority import Authority
+from security.identity.acceptance import open_manifest
+from security.identity.enrolment_files import read_file
 from security.identity.manifest import Manifest
-from security.identity.request import read_file
-from security.identity.rules import open_manifest
 
 
 def _sources(folder: Path) -> Iterator[tuple[str, Path]]:

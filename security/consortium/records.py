@@ -12,9 +12,9 @@ from lazaret.errors import PolicyViolation, VerificationFailed
 from security import labels
 from security.crypto.signing import VerifyKey
 from security.identity import pki
+from security.identity.enrolment_files import BundleFile, EnrolmentRequest, Pem
 from security.identity.manifest import Count, Hash, MayNameIssuer, Member, MlDsaKey, Name
 from security.identity.pki import Purpose, Role, Subject
-from security.identity.request import BundleFile, EnrolmentRequest, Pem
 
 
 class Issued(BundleFile):

@@ -9,14 +9,12 @@ Imported by: coordinator, npr, protos, security.audit, security.consortium, secu
     pki             certificates of one federation: one root; TLS and signing kept apart; fingerprints for people
     keystore        private keys and secrets on disk
     token           private keys that stay in a PKCS#11 token
-    request         what a member asks the consortium for, and the answer
+    enrolment_files  request, answer and kit: what a member and the consortium send each other
     enrolment       how a member joins: its folder, keys, certificates and manifest
-    kit             all that a member needs from the consortium, in one file
     member_copies   whose copy a backup is, and the new member that it becomes
     manifest        the signed manifest as a value
-    second_signature  ML-DSA-65 beside the root's ECDSA signature, where the consortium has turned it on
-    rules           which manifests are accepted, one function for each rule
-    succession      which manifest may follow another
+    rules           what a manifest must be in itself, one function for each rule
+    acceptance      which manifests a party accepts: their file, the root's signatures, and which one may follow another
     peers           who is at the other end of a connection, by the root or by a site's own authority
     membership      what the other packages need of a manifest
     pinned_files    the first model, with its layout, and a method's own file

@@ -18,12 +18,13 @@ from lazaret.checks import Line, found, ok, problem, shared, tried, warning
 from lazaret.errors import CertificateExpired, ConfigError, ToolkitError
 from security.clock import Clock
 from security.identity import pki
+from security.identity.acceptance import check_signatures, unseal
 from security.identity.enrolment import Identity
-from security.identity.manifest import Manifest, Member, unseal
+from security.identity.enrolment_files import origin, read_file
+from security.identity.manifest import Manifest, Member
 from security.identity.peers import check_pinned
 from security.identity.pki import Purpose, Role, Subject
-from security.identity.request import origin, read_file
-from security.identity.rules import CLOCK_SKEW_MS, check_signatures
+from security.identity.rules import CLOCK_SKEW_MS
 
 EXPIRY_WARNING_DAYS: Final = 30
 

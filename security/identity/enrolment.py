@@ -23,12 +23,11 @@ from lazaret.errors import CertificateNameMismatch, CertificateUntrusted, Config
 from security import labels
 from security.crypto.signing import SigningKey
 from security.identity import keystore, pki, token
+from security.identity.acceptance import accept_newer, open_manifest
+from security.identity.enrolment_files import EnrolmentAnswer, EnrolmentRequest, origin, read_file, witness_name
 from security.identity.manifest import Manifest, TlsIssuer
 from security.identity.peers import check_tls_peer
 from security.identity.pki import Purpose, Role, Subject, same_fingerprint
-from security.identity.request import EnrolmentAnswer, EnrolmentRequest, origin, read_file, witness_name
-from security.identity.rules import open_manifest
-from security.identity.succession import accept_newer
 from security.identity.token import TokenUri
 from security.log.note import KeyType, NoteSigner
 from security.rng import Randomness, SystemRandomness

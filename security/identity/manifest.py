@@ -13,7 +13,7 @@ import math
 import re
 import unicodedata
 from decimal import Decimal
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -31,18 +31,16 @@ from pydantic import (
     model_serializer,
 )
 
-from lazaret.errors import OTHER_VERSION, CodecError, ConfigError, ManifestRejected
+from lazaret.errors import OTHER_VERSION, ConfigError, ManifestRejected
 from security import labels
 from security.crypto import encoding
-from security.crypto.signing import ML_DSA_KEY_BYTES, ML_DSA_SIGNATURE_BYTES
+from security.crypto.signing import ML_DSA_KEY_BYTES
 from security.identity import pki
 from security.secagg import thresholds
 from security.secagg.layout import MAX_ROSTER, SCORED, Layout
 
 FORMAT: Final = "lazaret-manifest/2"
-MAX_BYTES: Final = 4 * 1024 * 1024
 MAX_WINDOW: Final = 16
-_FETCH: Final = "it may be cut off or edited: get the manifest from the consortium again"
 _DECIMAL = re.compile(r"(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{0,17}[1-9])?")
 
 
@@ -430,39 +428,12 @@ def describe(error: ValidationError) -> str:
     return f"{path}: {what}" + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
 
 
-class Envelope(Document):
-    """The file: the manifest and the root's signatures over its digest."""
-
-    manifest: dict[str, Any]
-    signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){1,80}$")]
-    ml_dsa: Annotated[str, Field(pattern=rf"^([0-9a-f]{{{2 * ML_DSA_SIGNATURE_BYTES}}})$")] = ""
 
 
-class SignatureSet(NamedTuple):
-    """The root's signatures on one manifest: ECDSA on each, ML-DSA-65 where the manifest asks for it, else empty."""
-
-    ecdsa: bytes
-    ml_dsa: bytes = b""
 
 
-def seal(manifest: Manifest, signature: bytes, ml_dsa: bytes = b"") -> bytes:
-    second = {"ml_dsa": ml_dsa.hex()} if ml_dsa else {}
-    return encoding.dumps({"manifest": manifest.to_dict(), "signature": signature.hex(), **second}) + b"\n"
 
 
-def unseal(data: bytes, where: str = "manifest") -> tuple[Manifest, SignatureSet]:
-    """Parse the file strictly: one canonical form, no unknown key. Says nothing yet about who signed it."""
-    if len(data) > MAX_BYTES:
-        raise ManifestRejected(f"{len(data)} bytes are more than a manifest may have", where=where, hint=_FETCH)
-    try:
-        value = encoding.loads(data.removesuffix(b"\n"))
-        envelope = Envelope.model_validate(value)
-    except CodecError as error:
-        raise ManifestRejected(f"manifest is {error.message}", where=where, hint=_FETCH) from error
-    except ValidationError as error:
-        raise ManifestRejected(describe(error), where=where, hint=_FETCH) from None
-    signatures = SignatureSet(bytes.fromhex(envelope.signature), bytes.fromhex(envelope.ml_dsa))
-    return Manifest.from_dict(envelope.manifest, where), signatures
 
 
 def real(text: str) -> float:

@@ -27,11 +27,11 @@ from lazaret.terminal import Command, emit, say
 from security import labels
 from security.crypto.signing import VerifyKey
 from security.identity import pki
+from security.identity.acceptance import unseal
 from security.identity.enrolment import Identity, check_root_fingerprint
-from security.identity.kit import ask_about_root
-from security.identity.manifest import TlsIssuer, unseal
+from security.identity.enrolment_files import EnrolmentRequest, ask_about_root, read_file
+from security.identity.manifest import TlsIssuer
 from security.identity.pki import Purpose, Role, Subject, phrase
-from security.identity.request import EnrolmentRequest, read_file
 from security.identity.token import TokenUri, named_token
 
 FILES: Final = "files"

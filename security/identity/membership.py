@@ -28,8 +28,7 @@ from security.crypto.encoding import MAX_INT
 from security.crypto.key_agreement import SUITE, SUITES
 from security.crypto.signing import VerifyKey
 from security.identity.manifest import Aggregation, Manifest, Member
-from security.log.note import KeyType, VerifierKey
-from security.log.roster import COORDINATOR, SITE, Party, Roster
+from security.log.roster import Roster, audit_roster
 from security.secagg import thresholds
 from security.secagg.groups import Groups, drawn
 from security.secagg.layout import MAX_ROSTER, Layout
@@ -322,28 +321,12 @@ def _entry(member: Member) -> RosterEntry:
     return RosterEntry(site=member.id, cert=cert, key=VerifyKey(member.signing_key))
 
 
-def audit_roster(manifest: Manifest) -> Roster:
-    """The parties and the keys that speak for their privacy logs. A log's origin is the name of its root key."""
-    parties = [_party(manifest.coordinator, COORDINATOR), *(_party(member, SITE) for member in manifest.roster)]
-    vector = manifest.aggregation.layout.byte_length
-    return Roster(
-        parties=tuple(parties),
-        digest=manifest.digest.hex(),
-        vector_bytes=vector,
-        isolation=manifest.training.isolation,
-        observers=tuple(VerifierKey.parse(key) for key in manifest.audit.witnesses),
-    )
 
 
-def _party(member: Member, role: str) -> Party:
-    root, cosigner = VerifierKey.parse(member.audit_root), VerifierKey.parse(member.cosigner)
-    ml_dsa = None
-    if member.log_ml_dsa is not None:
-        ml_dsa = VerifierKey(name=root.name, kind=KeyType.ML_DSA, public=bytes.fromhex(member.log_ml_dsa))
-    return Party(name=member.id, role=role, origin=root.name, root=root, cosigner=cosigner, ml_dsa=ml_dsa)
 
 
 # One membership, and the one place where a party keeps it.
+
 
 class Mandate(Protocol):
     """What a machine of the aggregation protocol reads: the policy in force, and the key it signs with."""

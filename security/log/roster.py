@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lazaret.errors import ConfigError
 from security.log.note import KeyType, VerifierKey
+
+if TYPE_CHECKING:
+    from security.identity.manifest import Manifest, Member
 
 PEERS_FOR_QUORUM: Final = 2
 COORDINATOR: Final = "coordinator"
@@ -102,3 +105,24 @@ class Roster:
         if lacking > 0:
             missing.append(f"{lacking} more of {', '.join(p.name for p in peers if p.cosigner not in have)}")
         return tuple(missing)
+
+
+def audit_roster(manifest: Manifest) -> Roster:
+    """The parties and the keys that speak for their privacy logs. A log's origin is the name of its root key."""
+    parties = [_party(manifest.coordinator, COORDINATOR), *(_party(member, SITE) for member in manifest.roster)]
+    vector = manifest.aggregation.layout.byte_length
+    return Roster(
+        parties=tuple(parties),
+        digest=manifest.digest.hex(),
+        vector_bytes=vector,
+        isolation=manifest.training.isolation,
+        observers=tuple(VerifierKey.parse(key) for key in manifest.audit.witnesses),
+    )
+
+
+def _party(member: Member, role: str) -> Party:
+    root, cosigner = VerifierKey.parse(member.audit_root), VerifierKey.parse(member.cosigner)
+    ml_dsa = None
+    if member.log_ml_dsa is not None:
+        ml_dsa = VerifierKey(name=root.name, kind=KeyType.ML_DSA, public=bytes.fromhex(member.log_ml_dsa))
+    return Party(name=member.id, role=role, origin=root.name, root=root, cosigner=cosigner, ml_dsa=ml_dsa)

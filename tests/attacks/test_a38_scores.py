@@ -16,7 +16,7 @@ import pytest
 
 from lazaret.errors import PolicyViolation
 from security.crypto.prg import Words
-from security.identity import rules
+from security.identity import acceptance, rules
 from security.identity.manifest import Manifest
 from security.secagg import fixed_point
 from security.secagg.effects import Isolated
@@ -59,7 +59,7 @@ def test_with_too_few_consenting_sites_there_are_no_slots(tmp_path: Path, sites:
     assert not any(manifest.aggregation.layout.has(name) for name in (SCORED, SCORE, SQUARES))
     assert not any(manifest.scored(site) for site in SITES)
     with pytest.raises(PolicyViolation, match="slots for scores"):
-        rules.open_manifest(world.signed(forged(manifest)), world.authority.root, now_ms=world.now)
+        acceptance.open_manifest(world.signed(forged(manifest)), world.authority.root, now_ms=world.now)
 
 
 def summed(layout: Layout, scores: Mapping[str, int], *, silent: Sequence[str] = (), out: Sequence[str] = ()) -> Words:
@@ -86,7 +86,7 @@ def test_a_score_is_solved_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(rules, "CONSISTENCY", others)
     for sites in ((VICTIM, ATTACKER), (VICTIM, OTHER, ATTACKER)):
         world, manifest = published(tmp_path / str(len(sites)), *sites)
-        believed = rules.open_manifest(world.signed(forged(manifest)), world.authority.root, now_ms=world.now)
+        believed = acceptance.open_manifest(world.signed(forged(manifest)), world.authority.root, now_ms=world.now)
         layout, silent = believed.aggregation.layout, sorted(set(SITES) - set(sites))
         found = fixed_point.decode_scores(layout, summed(layout, {site: SCORES[site] for site in sites}, silent=silent))
         assert found is not None and found.squares is not None and found.count == len(sites)

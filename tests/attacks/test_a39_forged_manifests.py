@@ -12,10 +12,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 
 from lazaret.errors import ManifestRejected
-from security.identity import rules, succession
-from security.identity.manifest import Manifest, seal
-from security.identity.rules import sign
-from security.identity.second_signature import sign_ml_dsa
+from security.identity import acceptance, rules
+from security.identity.acceptance import seal, sign, sign_ml_dsa
+from security.identity.manifest import Manifest
 from tests.support.consortium_world import World
 
 SITE = "graz"
@@ -94,7 +93,7 @@ def test_a_manifest_needs_both_signatures(world: World, forge: Callable[[World],
 def test_a_manifest_needs_both_signatures_twin(
     world: World, forge: Callable[[World], bytes], check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(succession if hasattr(succession, check) else rules, check, lambda *_: None)
+    monkeypatch.setattr(acceptance if hasattr(acceptance, check) else rules, check, lambda *_: None)
     assert world.identity(SITE).install_manifest(forge(world), now_ms=world.now).training.rounds == 1
 
 

@@ -20,8 +20,8 @@ from security.consortium import cli as consortium_cli
 from security.consortium import commands
 from security.identity import pki
 from security.identity.enrolment import Identity
+from security.identity.enrolment_files import EnrolmentAnswer, EnrolmentRequest
 from security.identity.pki import Role, phrase
-from security.identity.request import EnrolmentAnswer, EnrolmentRequest
 from tests.support.consortium_world import DAY, PLAN, PRIVACY, subject, write_initial_model
 
 

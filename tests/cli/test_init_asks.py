@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from coordinator.cli import cli as coordinator
 from lazaret import terminal
 from lazaret.errors import ConfigError
+from security.identity.enrolment_files import EnrolmentRequest
 from security.identity.pki import Purpose, read_request
-from security.identity.request import EnrolmentRequest
 from site_agent.cli import cli as site_agent
 from site_agent.config import SiteConfig, placed
 

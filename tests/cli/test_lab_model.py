@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from lazaret.errors import ConfigError, DataError, PolicyViolation
 from npr.lab.cli import cli
 from npr.lab.export import _privacy
-from security.consortium.plan import FederationPlan, _check_private
+from security.consortium.drafting import _check_private
+from security.consortium.plan import FederationPlan
 from security.consortium.show import warnings
 from security.dp.filter import planned_epsilon
 from security.dp.planner import PrivateSettings

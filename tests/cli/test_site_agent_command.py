@@ -24,8 +24,8 @@ from npr.wire_layout import export
 from scripts.local_federation.known_updates import make_number_learner
 from security.clock import SystemClock
 from security.consortium.authority import Authority
+from security.identity.enrolment_files import EnrolmentRequest
 from security.identity.pki import Role
-from security.identity.request import EnrolmentRequest
 from security.rng import SystemRandomness
 from security.secagg import records
 from security.secagg.layout import Block, Layout

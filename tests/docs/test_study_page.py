@@ -23,7 +23,7 @@ from security.audit.cli import main as audit
 from security.clock import ManualClock, SystemClock
 from security.consortium import commands
 from security.consortium.cli import cli as consortium
-from security.identity import kit
+from security.identity import enrolment_files
 from site_agent.cli import cli as site_agent
 from tests.support.study import StudyFederation, quick_starts
 
@@ -159,7 +159,7 @@ def year(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Year]:
     monkeypatch.setattr(SystemClock, "now_ms", lambda self: made.clock.now_ms())
     monkeypatch.setenv(commands.PASSPHRASE_VARIABLE, "a long sentence")
     monkeypatch.setattr(click, "confirm", lambda *args, **kwargs: True)
-    for module in (commands, kit):
+    for module in (commands, enrolment_files):
         monkeypatch.setattr(module, "can_ask", lambda: True)
     with quick_starts():
         yield made

@@ -21,7 +21,7 @@ from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation, Verif
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from security.crypto.ring import FRAME_BYTES
-from security.identity import rules
+from security.identity import acceptance
 from security.identity.manifest import Manifest
 from security.identity.pinned_files import InitialModel
 from security.log.reader import LogReader
@@ -183,7 +183,7 @@ def test_twin_without_the_signature_the_coordinator_begins_a_run_of_its_own(
     federation: WholeFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish_first(federation)
-    monkeypatch.setattr(rules, "check_signature", lambda *_: None)
+    monkeypatch.setattr(acceptance, "check_signature", lambda *_: None)
     forge_a_run(federation)
     federation.run(lambda: sorted(federation.started) == sorted(SITES))
     assert {agent.manifest.run for agent in federation.agents.values()} == {"run-3"}

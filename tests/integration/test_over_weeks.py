@@ -17,8 +17,8 @@ from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from security.audit.verify import verify
 from security.identity.enrolment import renew
+from security.identity.enrolment_files import EnrolmentAnswer, EnrolmentRequest
 from security.identity.pki import Role, key_fingerprint
-from security.identity.request import EnrolmentAnswer, EnrolmentRequest
 from security.secagg.certificates import Ack, Advert
 from security.secagg.transitions import SiteState
 from site_agent.cli import cli as site_command

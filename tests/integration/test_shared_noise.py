@@ -32,7 +32,7 @@ from security.audit.conformance import mechanism_trains, noise_is_agreed
 from security.dp.accountant import Mechanism
 from security.dp.noise import SharedNoise
 from security.dp.planner import PrivateSettings
-from security.identity import succession
+from security.identity import acceptance
 from security.identity.manifest import Manifest
 from security.secagg import messages
 from site_agent.policy import SitePolicy
@@ -346,7 +346,7 @@ def test_a_newer_manifest_may_not_lower_the_honest_survivors_of_a_run(tmp_path: 
     fewer = manifest.model_copy(
         update={"aggregation": manifest.aggregation.model_copy(update={"least_survivors": 3})}
     )
-    succession.check_run(manifest, manifest)
-    succession.check_run(fewer, manifest)
+    acceptance.check_run(manifest, manifest)
+    acceptance.check_run(fewer, manifest)
     with pytest.raises(ManifestRejected, match="privacy"):
-        succession.check_run(manifest, fewer)
+        acceptance.check_run(manifest, fewer)

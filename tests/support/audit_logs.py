@@ -19,7 +19,6 @@ from security.clock import ManualClock
 from security.crypto.ring import FRAME_BYTES
 from security.dp.accountant import added
 from security.identity.manifest import Manifest
-from security.identity.membership import audit_roster
 from security.log import events as ev
 from security.log.egress import (
     Outgoing,
@@ -31,7 +30,7 @@ from security.log.egress import (
 )
 from security.log.note import NoteSigner, checkpoint_of
 from security.log.opening import continue_log, create_log
-from security.log.roster import COORDINATOR, SITE, Roster
+from security.log.roster import COORDINATOR, SITE, Roster, audit_roster
 from security.log.witness import Witness
 from security.rng import CountedRandomness
 from security.secagg import thresholds

@@ -16,11 +16,11 @@ from safetensors.numpy import save_file
 from security.clock import Clock, ManualClock
 from security.consortium.authority import Authority
 from security.consortium.plan import FederationPlan
+from security.identity.acceptance import seal, sign
 from security.identity.enrolment import Identity
-from security.identity.manifest import Manifest, seal
+from security.identity.enrolment_files import EnrolmentAnswer, EnrolmentRequest
+from security.identity.manifest import Manifest
 from security.identity.pki import Role, Subject, fingerprint
-from security.identity.request import EnrolmentAnswer, EnrolmentRequest
-from security.identity.rules import sign
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000

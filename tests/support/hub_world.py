@@ -18,7 +18,7 @@ from coordinator.round_history import ReadOnlyHistory
 from coordinator.storage import Storage
 from lazaret.web.access import Address, Guard
 from lazaret.web.server import WebServer
-from security.identity.membership import audit_roster
+from security.log.roster import audit_roster
 from security.rng import CountedRandomness
 from security.secagg import records
 from security.secagg.certificates import CheckCertificate

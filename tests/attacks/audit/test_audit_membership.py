@@ -13,8 +13,8 @@ from security.audit.compare import Crossed, cross
 from security.audit.completeness import IsolationBook
 from security.audit.findings import Concern
 from security.audit.verify import verify
-from security.identity import rules
-from security.identity.manifest import unseal
+from security.identity import acceptance
+from security.identity.acceptance import unseal
 from security.log import events as ev
 from security.log.store import LogFolder
 from security.log.writer import AuditLog
@@ -96,7 +96,7 @@ def test_forged_manifest_is_rejected(changed: Federation, tmp_path: Path, monkey
     LogFolder(path).manifest_path(sha256(data).hexdigest()).write_bytes(data)
     found = cross([path], {path: keys_for(path, changed.root_key)})
     assert "ManifestRejected" in weighty(found.findings)
-    monkeypatch.setattr(rules, "check_signature", lambda *_: None)
+    monkeypatch.setattr(acceptance, "check_signature", lambda *_: None)
     codes = weighty(cross([path], {path: keys_for(path, changed.root_key)}).findings)
     assert "ManifestRejected" not in codes and "ManifestConflict" in codes, "twin: the forgery is believed"
 

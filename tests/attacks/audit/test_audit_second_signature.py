@@ -19,7 +19,7 @@ from security.audit.checkpoints import believed
 from security.audit.compare import cross, held_checkpoints
 from security.audit.proof import Proof, check_file, prove
 from security.audit.verify import verify
-from security.identity.manifest import unseal
+from security.identity.acceptance import unseal
 from security.log.keys import EpochKeys
 from security.log.note import KeyType, Note
 from security.log.store import LogFolder

@@ -19,7 +19,7 @@ from coordinator.round_history import Figures
 from lazaret import checks, software
 from lazaret.alerts import CERTIFICATE_DAYS, LEAST_FREE
 from lazaret.web.pages import exposition
-from security.identity.membership import audit_roster
+from security.log.roster import audit_roster
 from security.secagg import records
 from security.secagg.effects import Persist
 from security.secagg.relay import FROM_COORDINATOR, FROM_SITE

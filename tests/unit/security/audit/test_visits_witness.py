@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 
 from lazaret.errors import ManifestRejected
 from security.audit.cli import main
-from security.identity.membership import audit_roster
+from security.identity.acceptance import public_pem
 from security.identity.rules import check_distinct_keys
-from security.identity.second_signature import public_pem
 from security.log.keys import EpochKeys
 from security.log.note import KeyType, NoteSigner
+from security.log.roster import audit_roster
 from tests.support.audit_attacks import Tampering, copied
 from tests.support.audit_logs import Federation
 from tests.support.consortium_world import PLAN, World

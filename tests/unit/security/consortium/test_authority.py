@@ -12,9 +12,10 @@ from lazaret.errors import ConfigError, PolicyViolation
 from security.consortium.authority import SPREAD_DAYS, SPREAD_STEP, Authority
 from security.identity import membership, peers, pki
 from security.identity.enrolment import Identity, renew
+from security.identity.enrolment_files import EnrolmentRequest
 from security.identity.membership import AuditMode
 from security.identity.pki import Purpose, Role
-from security.identity.request import EnrolmentRequest
+from security.log.roster import audit_roster
 from tests.support.consortium_world import DAY, NOW, PLAN, World, subject
 
 
@@ -190,7 +191,7 @@ def test_the_aggregation_policy_is_the_manifests(world: World) -> None:
 
 def test_the_audit_roster_is_the_manifests(world: World) -> None:
     manifest = world.publish()
-    roster = membership.audit_roster(manifest)
+    roster = audit_roster(manifest)
     assert [party.name for party in roster.sites] == ["graz", "linz", "vienna"]
     signer = world.identity("graz").audit_root(subject("graz"))
     assert roster.by_name["graz"].root == signer.key

@@ -14,7 +14,7 @@ from security.clock import SystemClock
 from security.consortium import commands
 from security.consortium.authority import Authority
 from security.consortium.cli import cli
-from security.identity.manifest import unseal
+from security.identity.acceptance import unseal
 from tests.support.consortium_world import NOW, World
 
 

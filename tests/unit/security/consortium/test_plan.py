@@ -9,8 +9,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lazaret.errors import ConfigError, PolicyViolation, ToolkitError
-from security.consortium.commands import PLAN as TEMPLATE
-from security.consortium.plan import FederationPlan, ScoresPlan, refuse_two_sites
+from security.consortium.drafting import refuse_two_sites
+from security.consortium.plan import PLAN as TEMPLATE
+from security.consortium.plan import FederationPlan, ScoresPlan
 from security.consortium.show import warnings
 from security.identity.pinned_files import InitialModel
 from security.secagg.layout import Clips

@@ -12,11 +12,11 @@ from lazaret import errors
 from lazaret.errors import ConfigError, ManifestRejected, VerificationFailed
 from security import labels
 from security.consortium import authority as authorities
-from security.identity import enrolment, peers, pki, succession
-from security.identity import request as request_file
+from security.identity import acceptance, enrolment, peers, pki
+from security.identity import enrolment_files as request_file
 from security.identity.enrolment import Identity
+from security.identity.enrolment_files import EnrolmentAnswer, EnrolmentRequest
 from security.identity.pki import Purpose, Role, grouped
-from security.identity.request import EnrolmentAnswer, EnrolmentRequest
 from security.log.note import KeyType, NoteSigner
 from tests.support.consortium_world import DAY, NOW, World, subject
 
@@ -256,7 +256,7 @@ def test_a_member_keeps_the_newest_manifest_twin(world: World, monkeypatch: pyte
     first_bytes = world.published()
     world.publish()
     graz.install_manifest(world.published(), now_ms=NOW)
-    monkeypatch.setattr(succession, "check_not_older", lambda current, offered: None)
+    monkeypatch.setattr(acceptance, "check_not_older", lambda current, offered: None)
     assert graz.install_manifest(first_bytes, now_ms=NOW).version == 1
 
 
@@ -283,7 +283,7 @@ def test_renewal_with_the_same_keys_needs_nothing_but_the_manifest(world: World)
     assert old.signing_sha256 != new.signing_sha256
     assert (old.signing_key, old.tls_keys) == (new.signing_key, new.tls_keys)
     assert graz.signing_key(new.certificate).verify_key.raw == new.signing_key
-    assert succession.accept_newer(before, after) is after
+    assert acceptance.accept_newer(before, after) is after
 
 
 def test_renewal_with_new_keys_overlaps(world: World) -> None:

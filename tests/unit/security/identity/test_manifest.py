@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazaret.errors import OTHER_VERSION, ManifestRejected
-from security.identity import manifest as documents
-from security.identity.manifest import Manifest, decimal_text, real, seal, unseal
+from security.identity import acceptance
+from security.identity.acceptance import seal, unseal
+from security.identity.manifest import Manifest, decimal_text, real
 from tests.support.consortium_world import PLAN, PRIVACY, World
 
 
@@ -121,7 +122,7 @@ def test_a_signature_that_is_no_bytes_is_refused_with_our_error(told: dict[str, 
 
 def test_a_manifest_of_absurd_size_is_not_even_parsed() -> None:
     with pytest.raises(ManifestRejected, match="more than a manifest may have"):
-        unseal(b"x" * (documents.MAX_BYTES + 1))
+        unseal(b"x" * (acceptance.MAX_BYTES + 1))
 
 
 def test_every_scalar_counts_in_the_digest(told: dict[str, Any]) -> None:

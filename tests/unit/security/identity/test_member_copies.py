@@ -15,11 +15,11 @@ from coordinator import backup as coordinator_backup
 from lazaret import archive
 from lazaret.errors import CertificateUntrusted, ConfigError, ToolkitError, VerificationFailed
 from security import labels
-from security.identity import kit, member_copies
+from security.identity import enrolment_files, member_copies
 from security.identity.enrolment import Identity
+from security.identity.enrolment_files import EnrolmentRequest
 from security.identity.member_copies import FILES, RestoreWishes
 from security.identity.pki import phrase
-from security.identity.request import EnrolmentRequest
 from site_agent import backup
 from site_agent.config import SiteConfig
 from tests.support.consortium_world import NOW, World
@@ -118,9 +118,9 @@ def test_without_a_fingerprint_a_person_is_asked_or_nothing_is_restored(
     source = backed_up(site(world))
     refused(ConfigError, "no fingerprint", lambda: restored(world, source, root_fingerprint=None), source)
     asked: list[str] = []
-    monkeypatch.setattr(kit, "can_ask", lambda: True)
-    monkeypatch.setattr(kit, "say", asked.append)
-    monkeypatch.setattr(kit.click, "confirm", lambda *_, **__: True)
+    monkeypatch.setattr(enrolment_files, "can_ask", lambda: True)
+    monkeypatch.setattr(enrolment_files, "say", asked.append)
+    monkeypatch.setattr(enrolment_files.click, "confirm", lambda *_, **__: True)
     restored(world, source, root_fingerprint=None)
     assert asked == [f"root of lesions: {phrase(world.root_fingerprint)}"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lazaret import errors
-from security.identity import peers, pki, rules
+from security.identity import acceptance, peers, pki
 from security.identity.manifest import Manifest, Revocation
 from security.identity.pki import Purpose, Role
 from tests.support.consortium_world import DAY, NOW, World, subject
@@ -72,7 +72,7 @@ def test_one_lapsed_certificate_does_not_stop_the_others(tmp_path: Path) -> None
     world.enroll("vienna", days=10)
     manifest = world.publish()
     later = NOW + 20 * DAY
-    opened = rules.open_manifest(world.published(), world.authority.root, now_ms=later)
+    opened = acceptance.open_manifest(world.published(), world.authority.root, now_ms=later)
     peers.check_signing_dates(opened.site("graz"), now_ms=later)
     with pytest.raises(errors.CertificateExpired, match="vienna"):
         peers.check_signing_dates(manifest.site("vienna"), now_ms=later)

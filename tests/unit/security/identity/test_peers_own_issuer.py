@@ -11,11 +11,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from lazaret import errors
 from security.identity import enrolment, peers, pki
+from security.identity.acceptance import open_manifest
 from security.identity.enrolment import Identity
+from security.identity.enrolment_files import EnrolmentRequest, check_request
 from security.identity.manifest import Manifest, TlsIssuer
 from security.identity.pki import Role
-from security.identity.request import EnrolmentRequest, check_request
-from security.identity.rules import open_manifest
 from tests.support.consortium_world import DAY, NOW, World, subject
 from tests.support.own_authority import HOST, OwnAuthority
 

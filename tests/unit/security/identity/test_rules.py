@@ -11,8 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from lazaret import errors
 from lazaret.errors import CertificateError, ManifestRejected, PolicyViolation, ToolkitError
-from security.identity import pki, rules, succession
-from security.identity.manifest import Manifest, Privacy, Revocation, seal
+from security.identity import acceptance, pki, rules
+from security.identity.acceptance import seal
+from security.identity.manifest import Manifest, Privacy, Revocation
 from security.identity.pki import Purpose, Role
 from tests.support.consortium_world import DAY, NOW, World, subject
 
@@ -39,7 +40,7 @@ def issued(world: World, member: str, purpose: Purpose, role: Role = Role.SITE) 
 
 def tampered(world: World, manifest: Manifest) -> bytes:
     weaker = with_(manifest.aggregation, colluders=0, least_survivors=3, single_history=False)
-    signature = rules.sign(manifest, world.key)
+    signature = acceptance.sign(manifest, world.key)
     return seal(with_(manifest, aggregation=weaker), signature)
 
 
@@ -154,7 +155,7 @@ def several_labels_under_privacy(world: World, manifest: Manifest) -> bytes:
 
 
 BAD: list[tuple[Forge, type[ToolkitError], str]] = [
-    (tampered, ManifestRejected, "rules.check_signature"),
+    (tampered, ManifestRejected, "acceptance.check_signature"),
     (other_federation, ManifestRejected, "rules.check_federation"),
     (from_the_future, ManifestRejected, "rules.check_clock"),
     (tls_certificate_for_signing, errors.CertificatePurposeMismatch, "pki.check_purpose"),
@@ -194,7 +195,7 @@ def off(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_the_real_one_is_believed(world: World, manifest: Manifest) -> None:
-    assert rules.open_manifest(world.signed(manifest), world.authority.root, now_ms=NOW).digest == manifest.digest
+    assert acceptance.open_manifest(world.signed(manifest), world.authority.root, now_ms=NOW).digest == manifest.digest
 
 
 @pytest.mark.parametrize(("forge", "error", "check"), BAD, ids=IDS)
@@ -202,7 +203,7 @@ def test_each_bad_manifest_is_refused(
     world: World, manifest: Manifest, forge: Forge, error: type[ToolkitError], check: str
 ) -> None:
     with pytest.raises(error):
-        rules.open_manifest(forge(world, manifest), world.authority.root, now_ms=NOW)
+        acceptance.open_manifest(forge(world, manifest), world.authority.root, now_ms=NOW)
 
 
 @pytest.mark.parametrize(("forge", "error", "check"), BAD, ids=IDS)
@@ -223,27 +224,27 @@ def test_each_bad_manifest_is_refused_twin(
     }.get(forge.__name__, [])
     data = forge(world, manifest)
     off(monkeypatch, check, *others)
-    rules.open_manifest(data, world.authority.root, now_ms=NOW)
+    acceptance.open_manifest(data, world.authority.root, now_ms=NOW)
 
 
 def test_another_consortiums_manifest_is_refused(world: World, foreign: World) -> None:
     with pytest.raises(ManifestRejected, match="not this consortium's"):
-        rules.open_manifest(foreign.published(), world.authority.root, now_ms=NOW)
+        acceptance.open_manifest(foreign.published(), world.authority.root, now_ms=NOW)
 
 
 def test_another_consortiums_manifest_is_refused_twin(
     world: World, foreign: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    off(monkeypatch, "rules.check_signature")
+    off(monkeypatch, "acceptance.check_signature")
     with pytest.raises(errors.CertificateUntrusted):
-        rules.open_manifest(foreign.published(), world.authority.root, now_ms=NOW)
+        acceptance.open_manifest(foreign.published(), world.authority.root, now_ms=NOW)
     off(monkeypatch, "pki.check_issuer")
-    rules.open_manifest(foreign.published(), world.authority.root, now_ms=NOW)
+    acceptance.open_manifest(foreign.published(), world.authority.root, now_ms=NOW)
 
 
 def test_a_root_of_another_kind_signs_nothing(world: World, manifest: Manifest) -> None:
     with pytest.raises(ManifestRejected, match="no ECDSA key"):
-        rules.open_manifest(world.signed(manifest), manifest.roster[0].certificate, now_ms=NOW)
+        acceptance.open_manifest(world.signed(manifest), manifest.roster[0].certificate, now_ms=NOW)
 
 
 def test_a_member_without_a_signing_key_has_none(world: World, manifest: Manifest) -> None:
@@ -254,25 +255,25 @@ def test_a_member_without_a_signing_key_has_none(world: World, manifest: Manifes
 
 def other_form(world: World, manifest: Manifest) -> bytes:
     """Anybody can turn a signature into the other one that verifies; the root key is not needed."""
-    r, s = decode_dss_signature(rules.sign(manifest, world.key))
-    return seal(manifest, encode_dss_signature(r, rules.P256_ORDER - s))
+    r, s = decode_dss_signature(acceptance.sign(manifest, world.key))
+    return seal(manifest, encode_dss_signature(r, acceptance.P256_ORDER - s))
 
 
 def test_a_manifest_has_one_file(world: World, manifest: Manifest) -> None:
     with pytest.raises(ManifestRejected, match="signature"):
-        rules.open_manifest(other_form(world, manifest), world.authority.root, now_ms=NOW)
+        acceptance.open_manifest(other_form(world, manifest), world.authority.root, now_ms=NOW)
     with pytest.raises(ManifestRejected, match="signature"):
-        rules.open_manifest(seal(manifest, b"\x00" * 70), world.authority.root, now_ms=NOW)
+        acceptance.open_manifest(seal(manifest, b"\x00" * 70), world.authority.root, now_ms=NOW)
 
 
 def test_a_manifest_has_one_file_twin(world: World, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "check_one_form", lambda signature: None)
-    rules.open_manifest(other_form(world, manifest), world.authority.root, now_ms=NOW)
+    monkeypatch.setattr(acceptance, "check_one_form", lambda signature: None)
+    acceptance.open_manifest(other_form(world, manifest), world.authority.root, now_ms=NOW)
 
 
 def test_a_clock_that_is_days_behind_is_told_so(world: World, manifest: Manifest) -> None:
     with pytest.raises(CertificateError) as caught:
-        rules.open_manifest(world.signed(manifest), world.authority.root, now_ms=NOW - 3 * DAY)
+        acceptance.open_manifest(world.signed(manifest), world.authority.root, now_ms=NOW - 3 * DAY)
     assert "clock" in str(caught.value.hint)
 
 
@@ -280,7 +281,7 @@ def test_two_sites_are_allowed_with_privacy(world: World, manifest: Manifest) ->
     privacy = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient", least_patients=None)
     numbers = with_(manifest.aggregation, least_survivors=2, allow_two_sites=True, colluders=0)
     pair = with_(manifest, roster=manifest.roster[:2], aggregation=numbers, privacy=privacy)
-    rules.open_manifest(world.signed(pair), world.authority.root, now_ms=NOW)
+    acceptance.open_manifest(world.signed(pair), world.authority.root, now_ms=NOW)
 
 
 # One after another.
@@ -355,25 +356,25 @@ STEP_IDS = [row[0].__name__ for row in STEPS]
 def test_each_bad_step_is_refused(manifest: Manifest, step: Any, check: str) -> None:
     current, offered = step(manifest)
     with pytest.raises(ManifestRejected):
-        succession.accept_newer(current, offered)
+        acceptance.accept_newer(current, offered)
 
 
 @pytest.mark.parametrize(("step", "check"), STEPS, ids=STEP_IDS)
 def test_each_bad_step_is_refused_twin(
     manifest: Manifest, step: Any, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(succession, check, lambda current, offered: None)
+    monkeypatch.setattr(acceptance, check, lambda current, offered: None)
     current, offered = step(manifest)
-    assert succession.accept_newer(current, offered) is offered
+    assert acceptance.accept_newer(current, offered) is offered
 
 
 def test_history_goes_forward(manifest: Manifest) -> None:
-    assert succession.accept_newer(None, manifest) is manifest
+    assert acceptance.accept_newer(None, manifest) is manifest
     again = Manifest.from_dict(manifest.to_dict())
-    assert succession.accept_newer(manifest, again) is manifest
+    assert acceptance.accept_newer(manifest, again) is manifest
     second = next_version(manifest)
-    assert succession.accept_newer(manifest, second) is second
+    assert acceptance.accept_newer(manifest, second) is second
     after_a_gap = next_version(next_version(second))
-    assert succession.accept_newer(second, after_a_gap) is after_a_gap
+    assert acceptance.accept_newer(second, after_a_gap) is after_a_gap
     new_run = next_version(manifest, run="run-2", model=with_(manifest.model, initial_state="11" * 32))
-    assert succession.accept_newer(manifest, new_run) is new_run
+    assert acceptance.accept_newer(manifest, new_run) is new_run

@@ -9,7 +9,7 @@ import pytest
 
 from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
 from security.consortium.show import warnings
-from security.identity import rules, succession
+from security.identity import acceptance, rules
 from security.identity.manifest import Manifest
 from security.identity.membership import aggregation_policy
 from security.secagg.groups import draw_commitment, drawn, least_sites
@@ -58,7 +58,7 @@ def test_all_secrets_together_give_the_groups(both: tuple[Manifest, Manifest]) -
     assert {len(group) for group in policy.groups.members} == {3}
     notes = [note for note in warnings(both[1]) if "hides among the 3 sites of its group" in note]
     assert len(notes) == 1 and "instead of among 9" in notes[0], "what it costs is said"
-    succession.accept_newer(both[0], both[1])
+    acceptance.accept_newer(both[0], both[1])
 
 
 def test_every_secret_changes_the_draw() -> None:
@@ -103,7 +103,7 @@ def test_a_secret_that_was_not_committed_to_twin(
     for trial in range(200):
         assert both[1].aggregation.groups is not None
         tried = changed(both[1], secrets=both[1].aggregation.groups.secrets | {"site4": f"{trial:064x}"})
-        opened = rules.open_manifest(world.signed(tried), world.authority.root, now_ms=NOW)
+        opened = acceptance.open_manifest(world.signed(tried), world.authority.root, now_ms=NOW)
         policy = aggregation_policy(opened, now_ms=NOW)
         if policy.sum_of("site4") == policy.sum_of("site0") == policy.sum_of("site8"):
             return
@@ -116,7 +116,7 @@ def next_of(manifest: Manifest, source: Manifest) -> Manifest:
 
 def test_groups_stay_for_the_whole_run(both: tuple[Manifest, Manifest]) -> None:
     first, second = both
-    succession.accept_newer(second, next_of(second, second))
+    acceptance.accept_newer(second, next_of(second, second))
     faults = [
         (second, changed(second, combine="trimmed-mean")),
         (second, changed(second, secrets={}, shown=None)),
@@ -125,26 +125,26 @@ def test_groups_stay_for_the_whole_run(both: tuple[Manifest, Manifest]) -> None:
     ]
     for before, offered in faults:
         with pytest.raises(ManifestRejected, match="changes the groups"):
-            succession.accept_newer(before, next_of(before, offered))
+            acceptance.accept_newer(before, next_of(before, offered))
 
 
 def test_secrets_open_only_what_was_public_before(both: tuple[Manifest, Manifest]) -> None:
     first, second = both
     roster = tuple(m.model_copy(update={"draw": "11" * 32}) if m.id == "site4" else m for m in first.roster)
     with pytest.raises(ManifestRejected, match="not committed to before"):
-        succession.accept_newer(other := first.model_copy(update={"roster": roster}), next_of(other, second))
+        acceptance.accept_newer(other := first.model_copy(update={"roster": roster}), next_of(other, second))
     plain = first.model_copy(update={"aggregation": first.aggregation.model_copy(update={"groups": None})})
     with pytest.raises(ManifestRejected, match="not committed to before"):
-        succession.accept_newer(plain, next_of(plain, second))
+        acceptance.accept_newer(plain, next_of(plain, second))
     later = second.model_copy(update={"version": first.version + 2})
-    succession.accept_newer(first, later)  # the version between, in which nothing was opened, is not known here
+    acceptance.accept_newer(first, later)  # the version between, in which nothing was opened, is not known here
     for known in (other, plain):
         with pytest.raises(ManifestRejected, match="not committed to before"):
-            succession.accept_newer(known, later)
+            acceptance.accept_newer(known, later)
     with pytest.raises(ManifestRejected, match="first manifest of the run"):
-        succession.accept_newer(None, second.model_copy(update={"version": 1, "previous": None}))
+        acceptance.accept_newer(None, second.model_copy(update={"version": 1, "previous": None}))
     with pytest.raises(ManifestRejected, match="first manifest of the run"):
-        succession.accept_newer(other := first.model_copy(update={"run": "run-0"}), next_of(other, second))
+        acceptance.accept_newer(other := first.model_copy(update={"run": "run-0"}), next_of(other, second))
 
 
 # A second run, when the secrets of the first draw are known to everybody.
@@ -187,7 +187,7 @@ def test_a_draw_follows_the_manifest_that_showed_the_commitments(both: tuple[Man
     first, second = both
     assert second.aggregation.groups is not None and second.aggregation.groups.shown == first.digest.hex()
     with pytest.raises(ManifestRejected, match="not committed to before"):
-        succession.accept_newer(first, changed(second, shown="11" * 32))
+        acceptance.accept_newer(first, changed(second, shown="11" * 32))
     with pytest.raises(ManifestRejected, match="with secrets alone"):
         rules.check_groups(changed(second, shown=None))
     with pytest.raises(ManifestRejected, match="with secrets alone"):

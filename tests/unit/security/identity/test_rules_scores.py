@@ -8,7 +8,7 @@ import pytest
 
 from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
 from security.crypto import encoding
-from security.identity import rules, succession
+from security.identity import acceptance
 from security.identity.manifest import Manifest
 from security.identity.membership import aggregation_policy
 from security.secagg.layout import SCORE, SQUARES
@@ -36,7 +36,7 @@ def test_a_site_that_leaves_takes_its_consent_with_it_and_the_list_stays(tmp_pat
     world.authority.revoke("zug", "has left", now_ms=world.now)
     second = published(world, scores(*SITES))
     assert second.scores == first.scores and second.aggregation.layout.has(SQUARES) and "zug" not in second.sites
-    assert succession.accept_newer(first, second) == second
+    assert acceptance.accept_newer(first, second) == second
     with pytest.raises(ManifestRejected, match="the scores or the privacy"):
         published(world, scores(*SITES[:5]))
     with pytest.raises(ManifestRejected, match="the scores or the privacy"):
@@ -70,4 +70,4 @@ def test_a_manifest_without_scores_has_one_form(tmp_path: Path) -> None:
         "scores": {"figure": "bacc", "sites": ["linz", "graz"], "patience": 0, "least_gain": "0"}
     }
     with pytest.raises((ManifestRejected, PolicyViolation), match="distinct and sorted"):
-        rules.open_manifest(world.signed(Manifest.from_dict(listed)), world.authority.root, now_ms=NOW)
+        acceptance.open_manifest(world.signed(Manifest.from_dict(listed)), world.authority.root, now_ms=NOW)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError, ManifestRejected
-from security.identity import rules, succession
+from security.identity import acceptance, rules
 from tests.support.consortium_world import PRIVACY, SHARED_NOISE, World
 
 LIMIT = PRIVACY.replace("clip = 1\n", "clip = 300\n")  # 0.8 times this fits the ring of 32 bits, 1.0 times does not
@@ -20,7 +20,7 @@ def test_the_least_noise_is_what_must_fit(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too small"):
         rules.private_schedule(first, multiplier=1.0)
     second = world.publish()
-    assert succession.accept_newer(first, second) is second
+    assert acceptance.accept_newer(first, second) is second
 
 
 def test_a_run_keeps_its_ring_units(tmp_path: Path) -> None:

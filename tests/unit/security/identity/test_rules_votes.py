@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lazaret.errors import ManifestRejected, PolicyViolation
-from security.identity import succession
+from security.identity import acceptance
 from security.identity.membership import aggregation_policy
 from tests.support.consortium_world import NOW, PLAN, PRIVACY, World
 
@@ -47,4 +47,4 @@ def test_a_vote_begins_or_ends_with_a_run(world: World) -> None:
     with pytest.raises(ManifestRejected, match="the vote"):
         world.publish()
     world.write_plan(PLAN.replace("run-1", "run-4") + STRICT)
-    succession.accept_newer(plain, world.publish())
+    acceptance.accept_newer(plain, world.publish())

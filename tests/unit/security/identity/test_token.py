@@ -20,8 +20,8 @@ from security.clock import ManualClock
 from security.consortium.authority import Authority
 from security.crypto.signing import SigningKey
 from security.identity import enrolment, keystore, pki, token
+from security.identity.acceptance import open_manifest
 from security.identity.pki import Role
-from security.identity.rules import open_manifest
 from security.identity.token import PIN_VARIABLE, TokenSigningKey, TokenTlsKey, TokenUri, pin_files
 from security.rng import SystemRandomness
 from tests.support.consortium_world import NOW, PLAN, World, subject, write_initial_model

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError, PolicyViolation, ToolkitError, VerificationFailed
-from security.identity import kit as kits
+from security.identity import enrolment_files as kits
 from security.identity.enrolment import Identity
-from security.identity.kit import Kit, kit_in
+from security.identity.enrolment_files import Kit, kit_in
 from security.identity.pki import phrase
 from tests.support.consortium_world import World
 

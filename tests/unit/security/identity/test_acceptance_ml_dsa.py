@@ -13,14 +13,13 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 from lazaret.errors import AuditLogError, ConfigError, ManifestRejected, PolicyViolation
 from security import labels
 from security.clock import ManualClock
-from security.identity import credentials, second_signature
+from security.identity import acceptance, credentials
+from security.identity.acceptance import seal, sign, unseal
 from security.identity.enrolment import EnrolmentRequest, Identity
 from security.identity.keystore import load_signing_key
-from security.identity.manifest import seal, unseal
-from security.identity.membership import audit_roster
 from security.identity.pki import Role
-from security.identity.rules import sign
 from security.log.opening import create_log
+from security.log.roster import audit_roster
 from security.rng import CountedRandomness
 from tests.support.consortium_world import NOW, World, subject
 
@@ -48,7 +47,7 @@ def test_on_every_private_key_is_private_and_every_member_is_listed(on: World) -
     keys = [*on.folder.rglob("*ml-dsa.key")]
     assert len(keys) == 1 + len(manifest.members) and {path.stat().st_mode & 0o777 for path in keys} == {0o600}
     root = (on.authority.folder / "root.pem").read_bytes()
-    assert second_signature.key_in(root, "root.pem") == manifest.root_ml_dsa
+    assert acceptance.key_in(root, "root.pem") == manifest.root_ml_dsa
     assert seal(manifest, *signatures) == on.published()
 
 
@@ -104,9 +103,9 @@ def test_some_members_with_a_key_are_refused(on: World) -> None:
     manifest, _ = unseal(on.published())
     bare = manifest.coordinator.model_copy(update={"log_ml_dsa": None})
     with pytest.raises(ManifestRejected, match="for some members"):
-        second_signature.check_ml_dsa(manifest.model_copy(update={"coordinator": bare}))
+        acceptance.check_ml_dsa(manifest.model_copy(update={"coordinator": bare}))
     with pytest.raises(ManifestRejected, match="for some members"):
-        second_signature.check_ml_dsa(manifest.model_copy(update={"root_ml_dsa": None}))
+        acceptance.check_ml_dsa(manifest.model_copy(update={"root_ml_dsa": None}))
 
 
 def test_check_looks_for_the_listed_key(on: World, tmp_path: Path) -> None:
@@ -127,11 +126,11 @@ def test_check_looks_for_the_listed_key(on: World, tmp_path: Path) -> None:
 
 
 def test_the_key_in_root_pem_is_one_ml_dsa_key(tmp_path: Path) -> None:
-    pem = second_signature.public_pem(MLDSA65PrivateKey.generate().public_key())
-    assert second_signature.key_in(b"", "x") is None
+    pem = acceptance.public_pem(MLDSA65PrivateKey.generate().public_key())
+    assert acceptance.key_in(b"", "x") is None
     for wrong in (pem + pem, pem.replace(b"M", b"N", 1), pem[:200] + pem[-30:], pem[:-10], pem.replace(b"A", b"-", 1)):
         with pytest.raises(ConfigError, match="no ML-DSA-65 key"):
-            second_signature.key_in(wrong, "root.pem")
+            acceptance.key_in(wrong, "root.pem")
 
 
 @pytest.mark.parametrize("given", ["none", "another"])
