@@ -5,9 +5,7 @@ patients, and of the model only what the sum publishes anyway.
 
 Imported by: coordinator.
 
-    server       address, token and files
+    server       address, token and files; `/metrics`
     state_json   the page as one JSON value
-    study        runs before and after this one, the estimated end, how far logs are witnessed
-    live         what is under way now
-    metrics      `/metrics`
+    live         what is under way now; runs before and after this one, and the estimated end
 """

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from coordinator.dashboard.live import AWAY, EXCLUDED, Live, SiteNow
-from coordinator.dashboard.study import StudyRuns, estimated_end, with_gap
+from coordinator.dashboard.live import AWAY, EXCLUDED, Live, SiteNow, StudyRuns, estimated_end, with_gap
 from coordinator.effects import PUBLISHED
 from coordinator.phases import RunPhase
 from coordinator.round_history import Cohort, LastAttempt, ReadOnlyHistory

@@ -15,8 +15,7 @@ from typing import Any, Final
 from PIL import Image
 
 from coordinator.dashboard.live import Live
-from coordinator.dashboard.metrics import PhaseClock
-from coordinator.dashboard.server import pages
+from coordinator.dashboard.server import PhaseClock, pages
 from coordinator.dashboard.state_json import Board, LogCheckpoints
 from coordinator.phases import RunPhase
 from coordinator.round_history import ReadOnlyHistory

@@ -10,8 +10,7 @@ from pathlib import Path
 from coordinator.assembly import Assembled, assemble
 from coordinator.config import CoordinatorConfig
 from coordinator.dashboard.live import Live
-from coordinator.dashboard.metrics import PhaseClock
-from coordinator.dashboard.server import pages
+from coordinator.dashboard.server import PhaseClock, pages
 from coordinator.dashboard.state_json import Board, LogCheckpoints
 from coordinator.effects import CloseRound, OpenRound
 from coordinator.round_history import ReadOnlyHistory

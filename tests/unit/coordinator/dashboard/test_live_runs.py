@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator import database
-from coordinator.dashboard.study import StudyRuns, estimated_end, with_gap
+from coordinator.dashboard.live import StudyRuns, estimated_end, with_gap
 from coordinator.effects import PUBLISHED, CloseRound, OpenRound
 from coordinator.storage import Storage
 from security.secagg.coordinator.rounds import RoundStart

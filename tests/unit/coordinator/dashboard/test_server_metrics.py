@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from coordinator.dashboard.metrics import OTHER, REASONS, RunCollector
+from coordinator.dashboard.server import OTHER, REASONS, RunCollector
 from coordinator.phases import RunPhase
 from coordinator.round_history import Figures
 from lazaret import checks, software
