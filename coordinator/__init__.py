@@ -15,7 +15,7 @@ Imported by: coordinator.dashboard.
     phases          the phases of a run, and how one follows another
     effects         what the round machine asks the shell to do
     service         gRPC
-    run_queue       runs that wait, and the operator's word that one ends
+    run_queue       runs that wait, and the operator's order that one ends
     send_queue      what is to be sent to each connected site
     storage         writes the SQLite file, models and records
     database        the tables of the SQLite file, and its errors in words

@@ -29,7 +29,7 @@ from security.clock import Clock, SystemClock
 from security.identity import member_copies
 from security.identity.enrolment import Identity
 from security.identity.enrolment_files import EnrolmentRequest
-from security.identity.member_copies import RestoreWishes, restore_options
+from security.identity.member_copies import RestoreOptions, restore_options
 from security.identity.membership import aggregation_policy
 from security.identity.pki import Role
 from security.identity.tls_probe import names_of
@@ -106,20 +106,20 @@ def _statement(folder: Path, now_ms: int) -> dict[str, Any]:
 
 
 def restore_coordinator(
-    source: Path, folder: Path, wishes: RestoreWishes
+    source: Path, folder: Path, options: RestoreOptions
 ) -> tuple[ArchiveContents, EnrolmentRequest | None]:
     """Make a coordinator's folder of an archive: all of it, or none.
 
     :returns: what the archive said, and the request for the new member's certificates.
     """
-    with member_copies.unpacked(source, folder, Role.COORDINATOR, wishes) as (staging, contents):
+    with member_copies.unpacked(source, folder, Role.COORDINATOR, options) as (staging, contents):
         copies.place_here(staging / "coordinator.toml")
         config, base = CoordinatorConfig.read(staging / "coordinator.toml")
         copies.check_places({"identity": base / config.identity, "state": base / config.state}, staging)
         if contents.kind == "move":
             return contents, None
         hosts = tuple(contents.about["hosts"])
-        return contents, member_copies.new_member(staging, contents, Role.COORDINATOR, wishes, hosts=hosts)
+        return contents, member_copies.new_member(staging, contents, Role.COORDINATOR, options, hosts=hosts)
 
 
 # A coordinator whose disk is lost.
@@ -176,9 +176,9 @@ def backup(config_path: Path, target: Path, move: bool, as_json: bool) -> None:
 
 @click.command()
 @restore_options
-def restore(source: Path, folder: Path, as_json: bool, **wishes: str | None) -> None:
+def restore(source: Path, folder: Path, as_json: bool, **options: str | None) -> None:
     """Restore the copy SOURCE into FOLDER: a coordinator that has moved, or a new one in the place of a lost one."""
-    contents, request = restore_coordinator(source, folder, RestoreWishes(**wishes))
+    contents, request = restore_coordinator(source, folder, RestoreOptions(**options))
     moved = f"delete {source} and its copies, and start it under the same host name"
     enrolled = "`coordinator join`;\nthen `coordinator recover` takes the run up, with a file of `site-agent handover`"
     member_copies.say_restored(contents, folder, request, as_json=as_json, moved=moved, enrolled=enrolled)

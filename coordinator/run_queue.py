@@ -2,7 +2,7 @@
 
 queue/<version>/manifest.json, model.safetensors    in the state folder, in the order of the manifests' versions
 initial/<digest>.safetensors                         the initial model of a run that was taken from the queue
-stop.json                                            the operator's word that a run ends before its last round
+stop.json                                            the operator's order that a run ends before its last round
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class RunQueue:
 
 
 class StopFile:
-    """The operator's word that a run ends before its last round. It names the run, and so ends no other."""
+    """The operator's order that a run ends before its last round. It names the run, and so ends no other."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / "stop.json"
@@ -125,7 +125,7 @@ class StopFile:
         files.write_atomically(self._path, json.dumps(said).encode() + b"\n", mode=0o600)
 
     def reason(self, run: str) -> str | None:
-        """Why this run ends; None if nobody has said so."""
+        """Why this run ends; None if nobody has ordered it."""
         try:
             said = json.loads(self._path.read_bytes())
             return str(said["reason"]) if said["run"] == run else None

@@ -72,7 +72,7 @@ ENROLMENT: Final = _label("enrolment")
 SIGN_ENROLMENT: Final = _label("enrolment-sig")
 SIGN_RENEWAL: Final = _label("renewal-sig")
 
-# A member's word on a copy of itself (docs/hospitals.md, Backup).
+# A member's signature on a copy of itself (docs/hospitals.md, Backup).
 SIGN_COPY: Final = _label("copy-sig")
 
 # Privacy ledger: its hash chain, the salted commitment to its newest line for the advert, the salt.

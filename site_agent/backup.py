@@ -28,7 +28,7 @@ from security.clock import SystemClock
 from security.identity import member_copies
 from security.identity.enrolment import Identity
 from security.identity.enrolment_files import EnrolmentRequest
-from security.identity.member_copies import RestoreWishes, restore_options
+from security.identity.member_copies import RestoreOptions, restore_options
 from security.identity.pki import Role
 from security.log.events import OperatorAction
 from site_agent import ledger_copies
@@ -117,20 +117,20 @@ def _told(config: SiteConfig, now_ms: int) -> dict[str, Any]:
 
 
 def restore_site(
-    source: Path, folder: Path, wishes: RestoreWishes, *, outside: Sequence[Path] = ()
+    source: Path, folder: Path, options: RestoreOptions, *, outside: Sequence[Path] = ()
 ) -> tuple[ArchiveContents, EnrolmentRequest | None]:
     """Make a site's folder of an archive: all of it, or none.
 
     :param outside: folders elsewhere in which a privacy ledger may be written.
     :returns: what the archive said, and the request for the new member's certificates.
     """
-    with member_copies.unpacked(source, folder, Role.SITE, wishes) as (staging, contents):
+    with member_copies.unpacked(source, folder, Role.SITE, options) as (staging, contents):
         copies.place_here(staging / "site.toml")
         config = SiteConfig.read(staging / "site.toml")
         copies.check_places({"identity": config.identity, "state": config.state}, staging)
         config = _placed(config, staging, folder)
         moved = contents.kind == "move"
-        request = None if moved else member_copies.new_member(staging, contents, Role.SITE, wishes)
+        request = None if moved else member_copies.new_member(staging, contents, Role.SITE, options)
         ledger_copies.restored(config, contents, staging, outside=outside)
         return contents, request
 
@@ -181,9 +181,9 @@ def _say_left(contents: ArchiveContents) -> None:
     multiple=True,
     help="A folder outside of FOLDER where the privacy ledger or its anchor may be written; may be repeated.",
 )
-def restore(source: Path, folder: Path, outside: tuple[Path, ...], as_json: bool, **wishes: str | None) -> None:
+def restore(source: Path, folder: Path, outside: tuple[Path, ...], as_json: bool, **options: str | None) -> None:
     """Restore the copy SOURCE into FOLDER: a site that has moved, or a new member with what a lost one had learnt."""
-    contents, request = restore_site(source, folder, RestoreWishes(**wishes), outside=outside)
+    contents, request = restore_site(source, folder, RestoreOptions(**options), outside=outside)
     check = f"run `site-agent check --config {folder}/site.toml`, and start the agent"
     moved = f"delete {source} and its copies, {check}"
     member_copies.say_restored(contents, folder, request, as_json=as_json, moved=moved, enrolled="`site-agent join`")

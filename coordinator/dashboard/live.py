@@ -160,7 +160,7 @@ def _state(shell: Shell, name: str) -> str:
 LATEST: Final = 10  # rounds that an estimate is made of
 
 
-class StudyRuns:
+class OtherRuns:
     """The runs of one state folder that are over, and those that wait."""
 
     def __init__(self, state: Path) -> None:

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from coordinator.assembly import Assembled
 from coordinator.config import CoordinatorConfig, Dashboard
 from coordinator.dashboard.live import EXCLUDED, Live
-from coordinator.dashboard.state_json import Board, LogCheckpoints
+from coordinator.dashboard.state_json import LogCheckpoints, PageState
 from coordinator.phases import RunPhase
 from coordinator.round_history import ReadOnlyHistory
 from lazaret import software
@@ -46,14 +46,15 @@ def open_dashboard(config: CoordinatorConfig, base: Path, ready: Assembled) -> I
     guard, tls = admission(config.dashboard, base, address, ready.identity)
     shell, manifest, phases = ready.shell, ready.manifest, PhaseClock()
     history = ReadOnlyHistory(shell.storage.path)
-    board = Board(manifest, history, LogCheckpoints(shell.storage.log, audit_roster(manifest), manifest.coordinator.id))
+    heads = LogCheckpoints(shell.storage.log, audit_roster(manifest), manifest.coordinator.id)
+    page = PageState(manifest, history, heads)
 
     def watch() -> None:
-        board.look(Live.of(shell))
+        page.look(Live.of(shell))
         phases.look(shell.engine.phase, shell.clock.mono_ms())
 
     watch()
-    server = WebServer(pages(board, phases, guard).answer, address, tls=tls)
+    server = WebServer(pages(page, phases, guard).answer, address, tls=tls)
     try:
         server.start()
         log.info("dashboard on %s", server.url)
@@ -67,12 +68,12 @@ def open_dashboard(config: CoordinatorConfig, base: Path, ready: Assembled) -> I
         history.close()
 
 
-def pages(board: Board, phases: PhaseClock, guard: Guard) -> Pages:
+def pages(page: PageState, phases: PhaseClock, guard: Guard) -> Pages:
     routes = {
         **assets("lazaret.web", "kit.js", "base.css"),
         **assets("coordinator.dashboard", "index.html", "app.js", "style.css"),
-        "/state.json": board.state,
-        "/metrics": lambda: exposition(RunCollector(board, phases)),
+        "/state.json": page.json,
+        "/metrics": lambda: exposition(RunCollector(page, phases)),
     }
     return Pages(routes, guard)
 
@@ -143,12 +144,12 @@ class PhaseClock:
 class RunCollector(Collector):
     """Asked by the registry at every scrape."""
 
-    def __init__(self, board: Board, phases: PhaseClock) -> None:
-        self._board = board
+    def __init__(self, page: PageState, phases: PhaseClock) -> None:
+        self._page = page
         self._phases = phases
 
     def collect(self) -> Iterator[Metric]:
-        live = self._board.live
+        live = self._page.live
         yield GaugeMetricFamily("lazaret_round", "Number of the round under way.", live.round)
         yield GaugeMetricFamily("lazaret_rounds_planned", "Models to be published in this run.", live.planned)
         yield from self._rounds()
@@ -158,15 +159,15 @@ class RunCollector(Collector):
         ends = GaugeMetricFamily(
             "lazaret_certificate_end_timestamp_seconds", "When a member's certificate ends.", labels=("member",)
         )
-        for member, until in self._board.certificates.items():
+        for member, until in self._page.certificates.items():
             ends.add_metric((member,), until / 1000)
         yield ends
         yield GaugeMetricFamily(
-            "lazaret_manifest_end_timestamp_seconds", "When the manifest ends.", self._board.manifest_ends_ms / 1000
+            "lazaret_manifest_end_timestamp_seconds", "When the manifest ends.", self._page.manifest_ends_ms / 1000
         )
-        free = free_bytes(self._board.history.path.parent)
+        free = free_bytes(self._page.history.path.parent)
         yield GaugeMetricFamily("lazaret_disk_free_bytes", "What may still be written to the state folder.", free)
-        yield from _of_sites(live, self._board)
+        yield from _of_sites(live, self._page)
         traffic = CounterMetricFamily(
             "lazaret_bytes", "Bytes of messages since this start.", labels=("direction", "message")
         )
@@ -180,7 +181,7 @@ class RunCollector(Collector):
         yield build
 
     def _rounds(self) -> Iterator[Metric]:
-        history = self._board.history
+        history = self._page.history
         rounds = CounterMetricFamily("lazaret_rounds", "Rounds that have ended, by outcome.", labels=("outcome",))
         for outcome, count in history.outcomes().items():
             rounds.add_metric((outcome,), count)
@@ -207,8 +208,8 @@ class RunCollector(Collector):
         yield spent
 
 
-def _of_sites(live: Live, board: Board) -> Iterator[Metric]:
-    sessions = board.page_history().sessions
+def _of_sites(live: Live, page: PageState) -> Iterator[Metric]:
+    sessions = page.page_history().sessions
     counted = {
         "listed": len(live.sites),
         "connected": sum(site.connected for site in live.sites),

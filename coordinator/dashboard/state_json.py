@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from coordinator.dashboard.live import AWAY, EXCLUDED, Live, SiteNow, StudyRuns, estimated_end, with_gap
+from coordinator.dashboard.live import AWAY, EXCLUDED, Live, OtherRuns, SiteNow, estimated_end, with_gap
 from coordinator.effects import PUBLISHED
 from coordinator.phases import RunPhase
 from coordinator.round_history import Cohort, LastAttempt, ReadOnlyHistory
@@ -265,14 +265,14 @@ def _head(name: str, head: Checkpoint) -> dict[str, Any]:
     return {"log": name, "size": head.size, "root": head.root.hex()}
 
 
-class Board:
+class PageState:
     """`look` is called by the engine's loop, everything else by the page's thread."""
 
     def __init__(self, manifest: Manifest, history: ReadOnlyHistory, heads: LogCheckpoints) -> None:
         self.history = history
         self._reader = PageReader(history, manifest)
         self._heads = heads
-        self._study = StudyRuns(history.path.parent)
+        self._study = OtherRuns(history.path.parent)
         self._live: Live | None = None
         self._history: tuple[int, PageHistory] | None = None
         self._shown: tuple[object, Response] | None = None
@@ -311,7 +311,7 @@ class Board:
             self._history = (version, self._reader.read())
         return self._history
 
-    def state(self) -> Response:
+    def json(self) -> Response:
         """The whole page's content."""
         live, (version, history), stamp = self.live, self._newest(), self._heads.stamp()
         key = (live, version, stamp, self._study.stamp())

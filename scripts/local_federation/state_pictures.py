@@ -16,7 +16,7 @@ from PIL import Image
 
 from coordinator.dashboard.live import Live
 from coordinator.dashboard.server import PhaseClock, pages
-from coordinator.dashboard.state_json import Board, LogCheckpoints
+from coordinator.dashboard.state_json import LogCheckpoints, PageState
 from coordinator.phases import RunPhase
 from coordinator.round_history import ReadOnlyHistory
 from lazaret.control import STALE_MS, PauseFile
@@ -65,9 +65,9 @@ def dashboard(federation: WholeFederation) -> Iterator[str]:
     assert shell is not None
     heads = LogCheckpoints(shell.storage.log, audit_roster(manifest), manifest.coordinator.id)
     history = ReadOnlyHistory(shell.storage.path)
-    board = Board(manifest, history, heads)
-    board.look(Live.of(shell))
-    server = WebServer(pages(board, PhaseClock(), Guard()).answer, Address(host="127.0.0.1", port=0))
+    page = PageState(manifest, history, heads)
+    page.look(Live.of(shell))
+    server = WebServer(pages(page, PhaseClock(), Guard()).answer, Address(host="127.0.0.1", port=0))
     server.start()
     try:
         yield server.url

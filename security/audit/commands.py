@@ -16,7 +16,7 @@ from security.audit import text
 from security.audit.agreement import keys_for, keys_of, read_root
 from security.audit.checkpoints import believed
 from security.audit.cli import FILE, LOG, TARGET, as_json, emit, finish, logs, lost, one_log, root_key
-from security.audit.compare import Crossed
+from security.audit.compare import Comparison
 from security.audit.compare import cross as cross_logs
 from security.audit.epsilon import EpsilonStatement, replay
 from security.audit.facts import read_history
@@ -80,7 +80,7 @@ def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as
 
 def _crossed(
     paths: Sequence[Path], root_key: Path | None, lost: Sequence[str], *, second_opinion: bool = False
-) -> Crossed:
+) -> Comparison:
     return cross_logs(paths, keys_of(paths, root_key), second_opinion=second_opinion, lost=lost)
 
 

@@ -30,7 +30,7 @@ from security.log.witness import Fork, HeldCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crossed:
+class Comparison:
     """Everything that a set of logs tells together."""
 
     logs: tuple[Verified, ...]
@@ -65,7 +65,7 @@ def longest(logs: Sequence[Verified]) -> tuple[Verified, ...]:
 
 def cross(
     paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: bool = False, lost: Collection[str] = ()
-) -> Crossed:
+) -> Comparison:
     """Verify each log against the checkpoints that the others hold of it, then compare what they say.
 
     :param lost: parties whose logs are known to be lost, which is then no reason not to decide.
@@ -102,7 +102,7 @@ def cross(
         statements += [statement] if statement is not None else []
         privacy += findings.listed()
     proofs = tuple(fork for log in logs for fork in forks(log, held.get(log.origin, ())))
-    return Crossed(
+    return Comparison(
         logs=logs,
         histories=histories,
         statements=tuple(statements),

@@ -19,7 +19,7 @@ from lazaret.errors import ConfigError, VerificationFailed
 from security.audit import text
 from security.audit.agreement import keys_of
 from security.audit.cli import TARGET, logs, root_key
-from security.audit.compare import Crossed, cross
+from security.audit.compare import Comparison, cross
 from security.audit.findings import Severity
 from security.audit.pages import environment
 from security.audit.verify import Verified
@@ -52,7 +52,7 @@ class DraftStatement:
         return f"{self.log}, {len(self.entries)} entries from {self.entries[0]} to {self.entries[-1]}"
 
 
-def render(result: Crossed, document: str, *, checked_ms: int) -> str:
+def render(result: Comparison, document: str, *, checked_ms: int) -> str:
     """One document as a page.
 
     :raises VerificationFailed: if a log has a finding.

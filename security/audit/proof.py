@@ -137,7 +137,7 @@ def prove_all(path: Path, numbers: Sequence[int]) -> tuple[Proof, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class EvidenceVerdict:
     """What a file proves; None where it cannot be told without the keys."""
 
     proves: str | None
@@ -146,7 +146,7 @@ class Checked:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def check_file(content: bytes, manifest: Path | None, root_key: Path | None) -> Checked:
+def check_file(content: bytes, manifest: Path | None, root_key: Path | None) -> EvidenceVerdict:
     """Check a file of evidence of any kind.
 
     :raises CodecError: if it is none.
@@ -157,7 +157,7 @@ def check_file(content: bytes, manifest: Path | None, root_key: Path | None) -> 
     from security.secagg.site.results import WrongSumEvidence
 
     about: object
-    check: Callable[[Manifest], Checked]
+    check: Callable[[Manifest], EvidenceVerdict]
     if content.startswith(f"{HEADING}\n".encode()):
         about, check = Claim.parse(content).subject, partial(_check_claim, content)
     elif content.startswith(b'{"endorsements":') and b'"held":' not in content:
@@ -172,7 +172,7 @@ def check_file(content: bytes, manifest: Path | None, root_key: Path | None) -> 
         proof = Proof.parse(content)
         about, check = checkpoint_of(proof.note).origin, partial(_check_entry, proof)
     if manifest is None:
-        return Checked(proves=None, detail=f"{about}: whose key signed this is not known")
+        return EvidenceVerdict(proves=None, detail=f"{about}: whose key signed this is not known")
     return check(manifest_from(manifest, root_key))
 
 
@@ -188,12 +188,12 @@ def _seen(witnesses: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {when(time)}" for name, time in sorted(witnesses.items())) or "nobody"
 
 
-def _check_entry(proof: Proof, manifest: Manifest) -> Checked:
+def _check_entry(proof: Proof, manifest: Manifest) -> EvidenceVerdict:
     head = checkpoint_of(proof.note)
     roster, owner = _roster(manifest, head.origin)
     entry = proof.check(owner.root, owner.ml_dsa)
     witnesses = proof.witnesses(roster)
-    return Checked(
+    return EvidenceVerdict(
         proves="Entry",
         detail=f"entry {entry['seq']} of {head.origin}: {entry['type']} at {when(entry['ts'] / 1000)}",
         lines=(f"head {head.size}, cosigned by {_seen(witnesses)}",),
@@ -201,16 +201,16 @@ def _check_entry(proof: Proof, manifest: Manifest) -> Checked:
     )
 
 
-def _check_claim(content: bytes, manifest: Manifest) -> Checked:
+def _check_claim(content: bytes, manifest: Manifest) -> EvidenceVerdict:
     from security.audit.claim import Claim
 
     roster = audit_roster(manifest)
     claim = Claim.check(content, roster)
     if strangers := claim.unknown_signers(roster):
-        return Checked(proves=None, detail=f"{strangers[0][:80]} is on the page and not in this manifest")
+        return EvidenceVerdict(proves=None, detail=f"{strangers[0][:80]} is on the page and not in this manifest")
     witnesses = claim.proofs[0].witnesses(roster)
     head = checkpoint_of(claim.proofs[0].note)
-    return Checked(
+    return EvidenceVerdict(
         proves="Claim",
         detail=f"{claim.subject}: every sentence of the page is an entry of {head.origin}",
         lines=(f"head {head.size}, cosigned by {_seen(witnesses)}",),
@@ -218,31 +218,31 @@ def _check_claim(content: bytes, manifest: Manifest) -> Checked:
     )
 
 
-def _check_held(held: HeldCheckpoint, manifest: Manifest) -> Checked:
+def _check_held(held: HeldCheckpoint, manifest: Manifest) -> EvidenceVerdict:
     """What a witness keeps: a checkpoint that the log signed and the witness cosigned."""
     head = held.checkpoint
     roster, owner = _roster(manifest, head.origin)
     held.verify(owner.root, head.origin)
     known = {key.name: time or 0 for key, time in held.note.verify(roster.cosigners_for(head.origin)).items()}
-    return Checked(
+    return EvidenceVerdict(
         proves="Seen",
         detail=f"a head of {head.size} entries of {head.origin} was seen by {_seen(known)}",
         facts={"origin": head.origin, "size": head.size, "witnesses": known},
     )
 
 
-def _check_fork(fork: Fork, manifest: Manifest) -> Checked:
+def _check_fork(fork: Fork, manifest: Manifest) -> EvidenceVerdict:
     _, owner = _roster(manifest, fork.origin)
     fork.verify(owner.root)
-    return Checked(proves="Fork", detail=f"{fork.origin} signed two histories")
+    return EvidenceVerdict(proves="Fork", detail=f"{fork.origin} signed two histories")
 
 
-def _check_sum(evidence: WrongSumEvidence, manifest: Manifest) -> Checked:
+def _check_sum(evidence: WrongSumEvidence, manifest: Manifest) -> EvidenceVerdict:
     from security.identity.membership import aggregation_policy
 
     # As of the day it was issued: signatures do not lapse with the certificates that were valid when they were made.
     evidence.verify(aggregation_policy(manifest, now_ms=manifest.issued_at_ms))
     where = f"chunk {evidence.chunk} of round {evidence.result.context.round}"
-    return Checked(
+    return EvidenceVerdict(
         proves="WrongSum", detail=f"{manifest.coordinator.id} signed a sum that is not that of the uploads: {where}"
     )

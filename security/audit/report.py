@@ -12,7 +12,7 @@ from typing import Any
 
 from lazaret import software
 from security.audit import text
-from security.audit.compare import Crossed
+from security.audit.compare import Comparison
 from security.audit.epsilon import EpsilonStatement
 from security.audit.facts import RoundFacts, processing_json, round_json, rounds_of
 from security.audit.findings import Concern, Finding, Severity, verdict_on
@@ -34,7 +34,7 @@ from security.audit.verify import Verified
 from security.log.roster import SITE
 
 
-def report_json(result: Crossed) -> dict[str, Any]:
+def report_json(result: Comparison) -> dict[str, Any]:
     """The same facts for machines."""
     return {
         "verdict": text.VERDICTS[result.exit_code],
@@ -49,7 +49,7 @@ def report_json(result: Crossed) -> dict[str, Any]:
     }
 
 
-def render(result: Crossed, *, pinned: bool, root: str | None = None, checked_ms: int | None = None) -> str:
+def render(result: Comparison, *, pinned: bool, root: str | None = None, checked_ms: int | None = None) -> str:
     """The page.
 
     :param root: fingerprint of the consortium's root certificate that pinned the keys.
@@ -61,7 +61,7 @@ def render(result: Crossed, *, pinned: bool, root: str | None = None, checked_ms
     return environment().get_template("report.html").render(facts)
 
 
-def page_facts(result: Crossed, pinned: bool) -> dict[str, Any]:
+def page_facts(result: Comparison, pinned: bool) -> dict[str, Any]:
     """Everything that the template shows."""
     return {
         "pinned": pinned,
@@ -90,7 +90,7 @@ def page_facts(result: Crossed, pinned: bool) -> dict[str, Any]:
 # The sections.
 
 
-def _verdict(result: Crossed) -> dict[str, Any]:
+def _verdict(result: Comparison) -> dict[str, Any]:
     counts = Counter(finding.severity for finding in result.findings)
     # Why the verdict is not clean, each reason once.
     reasons = {finding.code: finding.meaning for finding in result.findings if finding.severity is not Severity.NOTE}
@@ -108,7 +108,7 @@ def _verdict(result: Crossed) -> dict[str, Any]:
     }
 
 
-def _about(result: Crossed, pinned: bool) -> list[tuple[str, str]]:
+def _about(result: Comparison, pinned: bool) -> list[tuple[str, str]]:
     """What this page is about, for the head of a file that is kept for years."""
     federations = {history.origin.removesuffix("/audit").partition(".")[2] for history in result.histories}
     runs = {key[0] for key in rounds_of(result.histories) if key[0]}
@@ -123,13 +123,13 @@ def _about(result: Crossed, pinned: bool) -> list[tuple[str, str]]:
     return [*rows, ("Time covered", f"{text.when(min(ends))} to {text.when(max(ends))}")] if ends else rows
 
 
-def _versions(result: Crossed) -> str:
+def _versions(result: Comparison) -> str:
     versions = {one.version: one.issued_at_ms for log in result.logs for one in log.agreements.versions}
     versions_text = [f"{version} of {text.when(issued / 1000)}" for version, issued in sorted(versions.items())]
     return ", ".join(versions_text) or "none"
 
 
-def _processing(result: Crossed) -> list[dict[str, Any]]:
+def _processing(result: Comparison) -> list[dict[str, Any]]:
     """What each party states, and what its log says of exports, erasures and witnesses; for who signs the report."""
     shown = []
     for log, history in result.pairs:
@@ -172,7 +172,7 @@ def _recipients(log: Verified, keys: Sequence[str]) -> Piece:
     return (f"{', '.join(sorted(names))}: {of_data}; keys ", *(digest(key, 16) for key in keys)) if keys else "none"
 
 
-def _done(result: Crossed) -> list[tuple[str, str]]:
+def _done(result: Comparison) -> list[tuple[str, str]]:
     """What was checked, and how it came out."""
     entries, heads = sum(log.size for log in result.logs), sum(len(log.checkpoints.signed) for log in result.logs)
     cosigned = sum(len(head.cosigners) for log in result.logs for head in log.checkpoints.signed)
@@ -200,7 +200,7 @@ def _done(result: Crossed) -> list[tuple[str, str]]:
     return [(words, OPEN if state == HOLDS and codes in judged else state) for words, state, codes in states]
 
 
-def _not_done(result: Crossed, pinned: bool) -> list[str]:
+def _not_done(result: Comparison, pinned: bool) -> list[str]:
     """What these logs leave open, besides what no log shows."""
     undecided = [finding for finding in result.findings if finding.severity is Severity.UNDECIDED]
     points = [f"{finding.log}: {finding.detail}" for finding in undecided]
@@ -214,7 +214,7 @@ def _not_done(result: Crossed, pinned: bool) -> list[str]:
     return points
 
 
-def _logs(result: Crossed) -> list[Row]:
+def _logs(result: Comparison) -> list[Row]:
     rows: list[Row] = []
     for log, history in result.pairs:
         newest, witnessed = log.checkpoints.newest, log.checkpoints.witnessed
@@ -258,7 +258,7 @@ def _notes(findings: Sequence[Finding]) -> list[Row]:
     return [(Span(name), ", ".join(where), what, ask) for (name, what, ask), where in logs.items()]
 
 
-def _rounds(result: Crossed) -> list[Row]:
+def _rounds(result: Comparison) -> list[Row]:
     spent = {
         (item.run, item.round): f"{item.recomputed:.2f}" for statement in result.statements for item in statement.series
     }
@@ -289,7 +289,7 @@ def _one_of(values: set[str]) -> Piece:
     return Span(f"{len(values)} different", "alarm")
 
 
-def _egress(result: Crossed) -> dict[str, Any]:
+def _egress(result: Comparison) -> dict[str, Any]:
     classes = sorted({name for log in result.logs for name in log.ledger.messages})
     rows: list[Row] = []
     for log, history in result.pairs:
@@ -306,7 +306,7 @@ def _egress(result: Crossed) -> dict[str, Any]:
     return {"titles": ["site", *classes, "all", "kernel count", "blocked"], "rows": rows}
 
 
-def _privacy(result: Crossed) -> dict[str, Any]:
+def _privacy(result: Comparison) -> dict[str, Any]:
     rows = [
         (
             Span(statement.site),
@@ -333,7 +333,7 @@ def _privacy(result: Crossed) -> dict[str, Any]:
     }
 
 
-def _cohorts(result: Crossed) -> Drawing | None:
+def _cohorts(result: Comparison) -> Drawing | None:
     keys = rounds_of(result.histories)
     sites = [history.name for history in result.histories if history.role == SITE]
     cells: dict[tuple[str, str], str] = {}
@@ -347,7 +347,7 @@ def _cohorts(result: Crossed) -> Drawing | None:
     return cohort_chart([str(key[1]) for key in keys], sites, cells) if keys and sites else None
 
 
-def _witnesses(result: Crossed) -> Drawing | None:
+def _witnesses(result: Comparison) -> Drawing | None:
     rows = [
         (
             history.name,

@@ -23,7 +23,7 @@ from security.audit.findings import Findings
 from security.log.egress import LEAST_UNIFORMITY, MASKED, due_bytes, permitted
 from security.log.keys import EpochChain
 from security.log.machine import HEARTBEAT_MS, SEGMENT, SKEW_MS
-from security.log.reader import LineBlock, Record, blocks
+from security.log.reader import LineBlock, blocks, record_of
 from security.log.roster import SITE
 from security.log.schema import MAX_LINE, SCHEMAS, explain
 from security.log.store import LogFolder
@@ -200,16 +200,8 @@ class Scan:
 
     def _judge(self, text: str, seq: int) -> None:
         """Hold one entry against the rules in force. Few entries come here: messages and receipts do not."""
-        entry = json.loads(text)
-        record = Record(
-            seq=seq,
-            ts=entry["ts"],
-            boot=entry["boot"],
-            type=entry["type"],
-            run=entry["run"],
-            round=entry["round"],
-            body=entry["body"],
-        )
+        # By its place in the file: what number it states was judged before.
+        record = record_of(json.loads(text) | {"seq": seq})
         agreement = self._in_force[-1] if self._in_force else None
         rules = agreement.rules if agreement else None
         self.rounds.take(record, rules)

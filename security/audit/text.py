@@ -18,7 +18,7 @@ from security.log.roster import SITE
 
 if TYPE_CHECKING:
     from security.audit.checkpoints import VerifiedCheckpoint
-    from security.audit.compare import Crossed
+    from security.audit.compare import Comparison
 
 EGRESS: Final = frozenset(
     {"SurplusBytes", "LayoutMismatch", "ForbiddenMessage", "UnmaskedVector", "UnloggedTraffic", "DuplicateMessage"}
@@ -261,7 +261,7 @@ def state_of(findings: Iterable[Finding], codes: frozenset[str]) -> str:
     return OPEN if Severity.UNDECIDED in found else HOLDS
 
 
-def evidence_rows(result: Crossed) -> list[Row]:
+def evidence_rows(result: Comparison) -> list[Row]:
     """For each of them: what it says, what is in the logs for it, and whether it holds."""
     rows: list[Row] = []
     for name, words, show in EVIDENCE:
@@ -270,7 +270,7 @@ def evidence_rows(result: Crossed) -> list[Row]:
     return rows
 
 
-def _digests(result: Crossed, field: str) -> tuple[str, Piece]:
+def _digests(result: Comparison, field: str) -> tuple[str, Piece]:
     """One digest that all agents ran with, or how many."""
     found = {record.body[field] for history in result.histories for record in history.of("agent.start")}
     if len(found) == 1:
@@ -278,22 +278,22 @@ def _digests(result: Crossed, field: str) -> tuple[str, Piece]:
     return OPEN, f"{len(found)} different ones: compare them with the releases" if found else "no agent.start here"
 
 
-def _schema(result: Crossed) -> tuple[str, Piece]:
+def _schema(result: Comparison) -> tuple[str, Piece]:
     return _digests(result, "proto")
 
 
-def _filter(result: Crossed) -> tuple[str, Piece]:
+def _filter(result: Comparison) -> tuple[str, Piece]:
     state, shown = _digests(result, "package")
     return state, ("package digest, ", shown)
 
 
-def _sizes(result: Crossed) -> tuple[str, Piece]:
+def _sizes(result: Comparison) -> tuple[str, Piece]:
     count = sum(log.ledger.count for log in result.logs)
     state = state_of(result.findings, frozenset({"SurplusBytes", "LayoutMismatch", "ForbiddenMessage"}))
     return (state if count else OPEN), f"{count:,} messages recomputed"
 
 
-def _uniformity(result: Crossed) -> tuple[str, Piece]:
+def _uniformity(result: Comparison) -> tuple[str, Piece]:
     seen = [
         float(record.body["uniformity"] or 0)
         for history in result.histories
@@ -306,7 +306,7 @@ def _uniformity(result: Crossed) -> tuple[str, Piece]:
     return (state if seen else OPEN), shown
 
 
-def _network_counters(result: Crossed) -> tuple[str, Piece]:
+def _network_counters(result: Comparison) -> tuple[str, Piece]:
     sites = [log.ledger for log in result.logs if log.role == SITE and log.ledger.count]
     counted, logged = sum(ledger.counted for ledger in sites), sum(ledger.covered.total() for ledger in sites)
     total = sum(ledger.total for ledger in sites)
@@ -317,12 +317,12 @@ def _network_counters(result: Crossed) -> tuple[str, Piece]:
     return state_of(result.findings, frozenset({"UnloggedTraffic"})), shown
 
 
-def _matching(result: Crossed) -> tuple[str, Piece]:
+def _matching(result: Comparison) -> tuple[str, Piece]:
     shown = f"{result.matched:,} messages, {result.receipts:,} receipts"
     return (state_of(result.findings, MATCHING) if result.matched else OPEN), shown
 
 
-def _isolation(result: Crossed) -> tuple[str, Piece]:
+def _isolation(result: Comparison) -> tuple[str, Piece]:
     """Of every process that saw images; one with a way out does not show it, and a rule that was broken denies it."""
     started = [record.body for history in result.histories for record in history.of("trainer.isolated")]
     state = state_of(result.findings, frozenset({"IsolationMissing", "IsolationWeak"}))

@@ -26,6 +26,7 @@ from lazaret.errors import CodecError, ConfigError, VerificationFailed
 from security.audit.cli import FILE, TARGET, one_log
 from security.audit.safe_files import read_capped, refuse_hostile
 from security.audit.text import plain
+from security.crypto.encoding import der
 from security.log.note import Note, checkpoint_of
 from security.log.store import LogFolder
 
@@ -68,14 +69,6 @@ class TimeStamp:
 
 
 # DER: one form for each value, so a length in another form is refused.
-
-
-def _der(tag: int, *parts: bytes) -> bytes:
-    content = b"".join(parts)
-    if len(content) < 128:
-        return bytes((tag, len(content))) + content
-    size = len(content).to_bytes((len(content).bit_length() + 7) // 8, "big")
-    return bytes((tag, 0x80 | len(size))) + size + content
 
 
 def _split(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -123,9 +116,9 @@ def _one(data: bytes, tag: int = SEQUENCE) -> bytes:
 
 def request(data: bytes) -> bytes:
     """What an authority is asked: a stamp for the SHA-256 of some bytes, with its certificate."""
-    algorithm = _der(SEQUENCE, _der(OID, SHA256), _der(NULL))
-    imprint = _der(SEQUENCE, algorithm, _der(OCTETS, sha256(data).digest()))
-    return _der(SEQUENCE, _der(INTEGER, b"\x01"), imprint, _der(0x01, b"\xff"))
+    algorithm = der(SEQUENCE, der(OID, SHA256), der(NULL))
+    imprint = der(SEQUENCE, algorithm, der(OCTETS, sha256(data).digest()))
+    return der(SEQUENCE, der(INTEGER, b"\x01"), imprint, der(0x01, b"\xff"))
 
 
 def stamped(response: bytes, notes: Iterable[Note]) -> Note:
@@ -174,7 +167,7 @@ def _check(response: bytes, data: bytes, roots: Sequence[x509.Certificate]) -> T
         raise CodecError("not a time stamp")
     info = enclosed.inner(0xA0).take(OCTETS)
     kept = _split(signed.maybe(0xA0) or b"")
-    certificates = [x509.load_der_x509_certificate(_der(tag, value)) for tag, value in kept]
+    certificates = [x509.load_der_x509_certificate(der(tag, value)) for tag, value in kept]
     signed.maybe(0xA1)
     signer = _check_signer(_one(signed.take(SET)), info, certificates)
     time = _check_info(_Values(_one(info)), data)
@@ -205,12 +198,12 @@ def _check_signer(content: bytes, info: bytes, certificates: Sequence[x509.Certi
     signature = parts.take(OCTETS)
     if algorithm is None:
         raise CodecError("a digest other than SHA-2")
-    wanted = (_der(SEQUENCE, name[1]), int.from_bytes(serial[1], "big", signed=True))
+    wanted = (der(SEQUENCE, name[1]), int.from_bytes(serial[1], "big", signed=True))
     found = [one for one in certificates if (one.issuer.public_bytes(), one.serial_number) == wanted]
     if not found:
         raise VerificationFailed("the certificate of the signer is not in the time stamp")
     _check_attributes(attributes, info, algorithm, found[0])
-    _check_signature(found[0], signature, _der(SET, attributes), algorithm())
+    _check_signature(found[0], signature, der(SET, attributes), algorithm())
     return found[0]
 
 
@@ -223,9 +216,9 @@ def _check_attributes(
         parts = _Values(attribute)
         name = parts.take(OID)
         signed[name] = parts.take(SET)
-    if signed.get(CONTENT_TYPE) != _der(OID, STAMP):
+    if signed.get(CONTENT_TYPE) != der(OID, STAMP):
         raise VerificationFailed("what was signed is no time stamp")
-    if signed.get(MESSAGE_DIGEST) != _der(OCTETS, _digest(algorithm, info)):
+    if signed.get(MESSAGE_DIGEST) != der(OCTETS, _digest(algorithm, info)):
         raise VerificationFailed("what was signed is another time stamp")
     second = SIGNER_V2 in signed
     named = _Values(_one(_one(signed.get(SIGNER_V2) or signed.get(SIGNER_V1, b"")))).inner()

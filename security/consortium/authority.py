@@ -20,8 +20,8 @@ from lazaret.errors import ConfigError, PolicyViolation
 from security.consortium import drafting
 from security.consortium.plan import FederationPlan
 from security.consortium.records import (
-    Enrolled,
-    Issued,
+    IssuedCertificate,
+    MemberRecord,
     check_all_have_ml_dsa,
     check_renewal,
     check_same_log,
@@ -111,22 +111,24 @@ class Authority:
             keystore.save_private_key(path, MLDSA65PrivateKey.generate(), passphrase=passphrase)
         return keystore.load_ml_dsa_key(path, passphrase=passphrase)
 
-    def members(self) -> Iterator[Enrolled]:
+    def members(self) -> Iterator[MemberRecord]:
         for path in sorted((self.folder / "members").glob("*.json")):
-            yield Enrolled.read(path)
+            yield MemberRecord.read(path)
 
-    def member(self, name: str) -> Enrolled:
+    def member(self, name: str) -> MemberRecord:
         path = self._member_path(name)
         if not path.exists():
             known = ", ".join(entry.member for entry in self.members()) or "nobody yet"
             raise ConfigError(f"{name} is not enrolled", where=str(self.folder), hint=f"enrolled: {known}")
-        return Enrolled.read(path)
+        return MemberRecord.read(path)
 
-    def enroll(self, key: ec.EllipticCurvePrivateKey, request: EnrolmentRequest, *, now_ms: int, days: int) -> Enrolled:
+    def enroll(
+        self, key: ec.EllipticCurvePrivateKey, request: EnrolmentRequest, *, now_ms: int, days: int
+    ) -> MemberRecord:
         """Certificates for a new member, or for one that was revoked and comes back with new keys and its old log."""
         self._check_addressee(request)
         path = self._member_path(request.member)
-        known = Enrolled.read(path) if path.exists() else None
+        known = MemberRecord.read(path) if path.exists() else None
         if known is not None and known.active:
             raise PolicyViolation(
                 f"{request.member} is enrolled already",
@@ -140,7 +142,7 @@ class Authority:
         if request.role == Role.COORDINATOR.value and not tls.hosts:
             raise ConfigError("a coordinator's request must name the hosts it is reached at", where=request.member)
         self._refuse_known_keys(request.member, tls.public_key, signing.public_key)
-        record = Enrolled(
+        record = MemberRecord(
             federation=self.federation,
             role=request.role,
             member=request.member,
@@ -163,7 +165,7 @@ class Authority:
         compared: bool = False,
         now_ms: int,
         days: int,
-    ) -> Enrolled:
+    ) -> MemberRecord:
         """New certificates for the keys in force, or for the new keys of a request.
 
         A request must carry the signature of the key it replaces, unless somebody has compared its fingerprint.
@@ -172,7 +174,7 @@ class Authority:
         if not record.active:
             raise PolicyViolation(f"{member} is revoked", where="renewal", hint="enrol it again with new keys")
         if request is None:
-            keys = [pki.certificate_key(record.standing(purpose)[-1].parsed) for purpose in Purpose]
+            keys = [pki.certificate_key(record.unrevoked(purpose)[-1].parsed) for purpose in Purpose]
             return self._issue(key, record, keys[0], keys[1], now_ms=now_ms, days=days)
         self._check_addressee(request)
         tls, signing = check_request(request)
@@ -199,7 +201,7 @@ class Authority:
         :param beside: the member it is for, whose own certificates do not count.
         """
         others = [record for record in self.members() if record.active and record.member != beside]
-        ends = {pki.days_left(record.standing(Purpose.SIGNING)[-1].parsed, now_ms) for record in others}
+        ends = {pki.days_left(record.unrevoked(Purpose.SIGNING)[-1].parsed, now_ms) for record in others}
         for near in range(SPREAD_STEP - 1, -1, -1):
             for days in range(pki.MEMBER_DAYS, pki.MEMBER_DAYS - SPREAD_DAYS, -1):
                 if not any(abs(end - days) <= near for end in ends):
@@ -220,19 +222,19 @@ class Authority:
     def _issue(
         self,
         key: ec.EllipticCurvePrivateKey,
-        record: Enrolled,
+        record: MemberRecord,
         tls: pki.PublicKey,
         signing: pki.PublicKey,
         *,
         now_ms: int,
         days: int,
-    ) -> Enrolled:
+    ) -> MemberRecord:
         new = []
         for purpose, public, hosts in ((Purpose.TLS, tls, record.hosts), (Purpose.SIGNING, signing, ())):
             certificate = pki.issue(
                 key, self.root, record.subject, purpose, public, hosts=hosts, now_ms=now_ms, days=days
             )
-            new.append(Issued(purpose=purpose.value, certificate=pki.to_pem(certificate)))
+            new.append(IssuedCertificate(purpose=purpose.value, certificate=pki.to_pem(certificate)))
         record = record.model_copy(update={"issued": (*record.issued, *new)})
         answer = EnrolmentAnswer(
             federation=self.federation,
@@ -246,7 +248,7 @@ class Authority:
         files.write_atomically(self.answer_path(record.member), answer.to_bytes())
         return record
 
-    def revoke(self, member: str, reason: str, *, certificate: str | None = None, now_ms: int) -> Enrolled:
+    def revoke(self, member: str, reason: str, *, certificate: str | None = None, now_ms: int) -> MemberRecord:
         """Take back everything a member holds, or what it holds for the key of one certificate.
 
         By key, because a certificate is taken back when its key is lost, and a renewal may have certified the same key

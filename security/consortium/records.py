@@ -17,7 +17,7 @@ from security.identity.manifest import Count, Hash, MayNameIssuer, Member, MlDsa
 from security.identity.pki import Purpose, Role, Subject
 
 
-class Issued(BundleFile):
+class IssuedCertificate(BundleFile):
     """A certificate that was given out, and whether it was taken back."""
 
     purpose: Literal["tls", "signing"]
@@ -30,7 +30,7 @@ class Issued(BundleFile):
         return pki.read_certificate(self.certificate)
 
 
-class Enrolled(BundleFile, MayNameIssuer):
+class MemberRecord(BundleFile, MayNameIssuer):
     """The consortium's record of a member; the newest certificates come last."""
 
     federation: Name
@@ -41,28 +41,28 @@ class Enrolled(BundleFile, MayNameIssuer):
     cosigner: str
     draw: Hash
     log_ml_dsa: MlDsaKey = None
-    issued: tuple[Issued, ...]
+    issued: tuple[IssuedCertificate, ...]
 
     @property
     def subject(self) -> Subject:
         return Subject(federation=self.federation, role=Role(self.role), member=self.member)
 
-    def standing(self, purpose: Purpose) -> list[Issued]:
+    def unrevoked(self, purpose: Purpose) -> list[IssuedCertificate]:
         """Certificates for a purpose that were not revoked, oldest first."""
         return [entry for entry in self.issued if entry.purpose == purpose and entry.revoked_at_ms is None]
 
     @property
     def active(self) -> bool:
-        return all(self.standing(purpose) for purpose in Purpose)
+        return all(self.unrevoked(purpose) for purpose in Purpose)
 
     def listing(self, now_ms: int, *, ml_dsa: bool = False) -> Member:
         """The member as a manifest lists it: the newest signing certificate, and the TLS keys of all that still run."""
-        running = [entry.parsed for entry in self.standing(Purpose.TLS) if pki.days_left(entry.parsed, now_ms) >= 0]
-        running = running or [self.standing(Purpose.TLS)[-1].parsed]
+        running = [entry.parsed for entry in self.unrevoked(Purpose.TLS) if pki.days_left(entry.parsed, now_ms) >= 0]
+        running = running or [self.unrevoked(Purpose.TLS)[-1].parsed]
         pins = dict.fromkeys(pki.key_fingerprint(pki.certificate_key(certificate)) for certificate in running)
         return Member(
             id=self.member,
-            signing_certificate=self.standing(Purpose.SIGNING)[-1].certificate,
+            signing_certificate=self.unrevoked(Purpose.SIGNING)[-1].certificate,
             tls_keys=tuple(pins)[-4:],
             audit_root=self.audit_root,
             cosigner=self.cosigner,
@@ -72,7 +72,7 @@ class Enrolled(BundleFile, MayNameIssuer):
         )
 
 
-def check_same_log(request: EnrolmentRequest, known: Enrolled) -> None:
+def check_same_log(request: EnrolmentRequest, known: MemberRecord) -> None:
     """A name is the name of one log for ever: peers have its checkpoints, adverts and connections, and would take
     another log under it for the old one set back.
     """
@@ -84,7 +84,7 @@ def check_same_log(request: EnrolmentRequest, known: Enrolled) -> None:
         )
 
 
-def check_same_ml_dsa(request: EnrolmentRequest, known: Enrolled) -> None:
+def check_same_ml_dsa(request: EnrolmentRequest, known: MemberRecord) -> None:
     """Like the other keys of a log, its ML-DSA key stays; a log that has none may get one."""
     if known.log_ml_dsa is not None and request.log_ml_dsa not in (None, known.log_ml_dsa):
         raise PolicyViolation(
@@ -94,7 +94,7 @@ def check_same_ml_dsa(request: EnrolmentRequest, known: Enrolled) -> None:
         )
 
 
-def check_all_have_ml_dsa(active: Sequence[Enrolled]) -> None:
+def check_all_have_ml_dsa(active: Sequence[MemberRecord]) -> None:
     if missing := [record.member for record in active if record.log_ml_dsa is None]:
         raise PolicyViolation(
             f"no ML-DSA key of the logs of {', '.join(missing)}",
@@ -104,11 +104,11 @@ def check_all_have_ml_dsa(active: Sequence[Enrolled]) -> None:
         )
 
 
-def check_renewal(request: EnrolmentRequest, record: Enrolled) -> None:
+def check_renewal(request: EnrolmentRequest, record: MemberRecord) -> None:
     """The holder of the signing key in force asks for the new keys."""
     hint = "compare the request's fingerprint over the telephone and pass it with --fingerprint"
     where = f"renewal of {record.member}"
-    key = pki.certificate_key(record.standing(Purpose.SIGNING)[-1].parsed)
+    key = pki.certificate_key(record.unrevoked(Purpose.SIGNING)[-1].parsed)
     if request.renewal is None or not isinstance(key, Ed25519PublicKey):
         raise VerificationFailed("the request is not signed with the key it replaces", where=where, hint=hint)
     verifier = VerifyKey(key.public_bytes_raw())

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lazaret.errors import ConfigError
 from security.consortium.authority import Authority
-from security.consortium.records import Enrolled
+from security.consortium.records import MemberRecord
 from security.dp.accountant import rdp_epsilon
 from security.dp.planner import Schedule, begun_epsilon, both_figures, propose_multiplier
 from security.identity import pki
@@ -94,8 +94,8 @@ def expiring(manifest: Manifest, now_ms: int) -> list[str]:
     return notes
 
 
-def member_summary(record: Enrolled, now_ms: int) -> dict[str, Any]:
-    tls, signing = record.standing(Purpose.TLS), record.standing(Purpose.SIGNING)
+def member_summary(record: MemberRecord, now_ms: int) -> dict[str, Any]:
+    tls, signing = record.unrevoked(Purpose.TLS), record.unrevoked(Purpose.SIGNING)
     return {
         "id": record.member,
         "role": record.role,

@@ -1,4 +1,4 @@
-"""The two canonical encodings: length-prefixed bytes for the protocol, canonical JSON for the privacy log.
+"""The canonical encodings: length-prefixed bytes for the protocol, canonical JSON for the privacy log; and DER.
 
 Length-prefixed (docs/spec/secure-aggregation.md, section 3): ``TLV(x)`` is a u32 big-endian length followed by the
 bytes; a list is a u32 count followed by its items; integers are u64 big-endian. There is one encoding for each value: a
@@ -117,6 +117,15 @@ def array(items: Sequence[bytes] | Iterable[bytes]) -> bytes:
     """Count, then the items as they are: the caller encodes each with one of the functions above."""
     listed = list(items)
     return u32(len(listed)) + b"".join(listed)
+
+
+def der(tag: int, *parts: bytes) -> bytes:
+    """A value of X.690's distinguished encoding: tag, shortest length (section 10.1), content."""
+    content = b"".join(parts)
+    if len(content) < 128:
+        return bytes((tag, len(content))) + content
+    size = len(content).to_bytes((len(content).bit_length() + 7) // 8, "big")
+    return bytes((tag, 0x80 | len(size))) + size + content
 
 
 class Reader:

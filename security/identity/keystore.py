@@ -24,6 +24,7 @@ from lazaret.files import (
     read_private,
     write_atomically,
 )
+from security.crypto.encoding import der
 from security.crypto.signing import SigningKey
 from security.identity import token
 from security.identity.token import TokenSigningKey, TokenTlsKey, TokenUri
@@ -141,21 +142,12 @@ def _seal_pkcs8(plain: bytes, passphrase: bytes, rng: Randomness) -> bytes:
     key = Scrypt(salt=salt, length=32, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P).derive(passphrase)
     padder, cipher = padding.PKCS7(128).padder(), Cipher(algorithms.AES256(key), modes.CBC(iv)).encryptor()
     sealed = cipher.update(padder.update(plain) + padder.finalize()) + cipher.finalize()
-    cost = _der(_SEQUENCE, _der(_OCTETS, salt), *(_der_integer(value) for value in (SCRYPT_N, SCRYPT_R, SCRYPT_P)))
-    kdf = _der(_SEQUENCE, _OID_SCRYPT, cost)
-    encryption = _der(_SEQUENCE, _OID_AES256_CBC, _der(_OCTETS, iv))
-    algorithm = _der(_SEQUENCE, _OID_PBES2, _der(_SEQUENCE, kdf, encryption))
-    return _der(_SEQUENCE, algorithm, _der(_OCTETS, sealed))
-
-
-def _der(tag: int, *parts: bytes) -> bytes:
-    body = b"".join(parts)
-    size = len(body)
-    if size < 128:
-        return bytes([tag, size]) + body
-    length = size.to_bytes((size.bit_length() + 7) // 8, "big")
-    return bytes([tag, 0x80 | len(length)]) + length + body
+    cost = der(_SEQUENCE, der(_OCTETS, salt), *(_der_integer(value) for value in (SCRYPT_N, SCRYPT_R, SCRYPT_P)))
+    kdf = der(_SEQUENCE, _OID_SCRYPT, cost)
+    encryption = der(_SEQUENCE, _OID_AES256_CBC, der(_OCTETS, iv))
+    algorithm = der(_SEQUENCE, _OID_PBES2, der(_SEQUENCE, kdf, encryption))
+    return der(_SEQUENCE, algorithm, der(_OCTETS, sealed))
 
 
 def _der_integer(value: int) -> bytes:
-    return _der(_INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "big"))
+    return der(_INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "big"))

@@ -78,7 +78,7 @@ def _issuer(identity: Identity, member: str) -> TlsIssuer | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreWishes:
+class RestoreOptions:
     """What a person says at `restore`.
 
     :ivar name: of the new member, for a backup; a move keeps its own.
@@ -92,14 +92,14 @@ class RestoreWishes:
 
 
 @contextmanager
-def unpacked(source: Path, folder: Path, role: Role, wishes: RestoreWishes) -> Iterator[tuple[Path, ArchiveContents]]:
+def unpacked(source: Path, folder: Path, role: Role, options: RestoreOptions) -> Iterator[tuple[Path, ArchiveContents]]:
     """The files of a copy for the caller to complete, once it is known whose they are. See `archive.unpacked`.
 
     :raises CertificateUntrusted: if its root is not the one that a person knows.
     :raises VerificationFailed: if the member did not sign it.
     """
     with archive.unpacked(source, folder) as (staging, contents):
-        check_maker(contents, Identity(folder=staging / "identity"), role, wishes.root_fingerprint, where=str(source))
+        check_maker(contents, Identity(folder=staging / "identity"), role, options.root_fingerprint, where=str(source))
         yield staging, contents
 
 
@@ -107,7 +107,7 @@ def check_maker(
     contents: ArchiveContents, identity: Identity, role: Role, announced: str | None, *, where: str
 ) -> None:
     """The root in the copy is the consortium's, and the copy is signed by the member that it is of. Dates do not
-    matter: what a member has said stays its word when its certificate has ended.
+    matter: what a member has signed stays signed when its certificate has ended.
     """
     root = pki.read_certificate(read_file(identity.root_path), f"{where}: identity/root.pem")
     try:
@@ -139,11 +139,11 @@ def check_maker(
 
 
 def new_member(
-    staging: Path, contents: ArchiveContents, role: Role, wishes: RestoreWishes, *, hosts: Sequence[str] = ()
+    staging: Path, contents: ArchiveContents, role: Role, options: RestoreOptions, *, hosts: Sequence[str] = ()
 ) -> EnrolmentRequest:
     """The request of the member that a backup becomes, with its keys; the lost member's log is kept for reading."""
     about, member = contents.about, str(contents.about["member"])
-    if wishes.name is None or wishes.name == member:
+    if options.name is None or options.name == member:
         raise ConfigError(
             f"a backup of {member} needs another name",
             where="--name",
@@ -151,9 +151,9 @@ def new_member(
         )
     issuer = about["tls_issuer"]
     request = Identity(folder=staging / "identity").create(
-        Subject(federation=str(about["federation"]), role=role, member=wishes.name),
+        Subject(federation=str(about["federation"]), role=role, member=options.name),
         hosts=hosts,
-        place=_place(about["token"], wishes.place, member),
+        place=_place(about["token"], options.place, member),
         issuer=issuer and TlsIssuer.model_validate(issuer),
         ml_dsa=bool(about["ml_dsa"]),
     )
@@ -178,7 +178,7 @@ def _place(before: str | None, typed: str | None, member: str) -> TokenUri | Non
 
 
 def restore_options(command: Command) -> Command:
-    """Those of both commands; they become one `RestoreWishes`."""
+    """Those of both commands; they become one `RestoreOptions`."""
     text = f"Keep a new member's keys in this PKCS#11 token; or `{FILES}`, if the lost one had a token."
     for option in (
         click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),

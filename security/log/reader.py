@@ -176,7 +176,7 @@ class LogReader:
                 entry = read_line(line)
             except CodecError:
                 continue  # the verifier has a finding for it
-            yield _record(entry)
+            yield record_of(entry)
 
     def checked(self, *types: str, newest: int | None = None) -> Iterator[Record]:
         """Entries of some types of a log that this process has opened, and so checked.
@@ -188,7 +188,7 @@ class LogReader:
         wanted = {name.encode() for name in types}
         for index, line in self.lines(start):
             if type_of(line) in wanted:
-                yield _record(parse(line, f"{self._folder.path} entry {index}"))
+                yield record_of(parse(line, f"{self._folder.path} entry {index}"))
 
     def backwards(self, *types: str) -> Iterator[Record]:
         """What `checked` gives, newest first, one segment after the other: who stops early reads no more of the log.
@@ -201,7 +201,7 @@ class LogReader:
             first = int(path.stem) * SEGMENT
             for index in reversed(range(len(lines))):
                 if type_of(lines[index]) in wanted:
-                    yield _record(parse(lines[index], f"{self._folder.path} entry {first + index}"))
+                    yield record_of(parse(lines[index], f"{self._folder.path} entry {first + index}"))
 
 
 def parse(line: bytes, where: str) -> dict[str, Any]:
@@ -220,7 +220,8 @@ def parse(line: bytes, where: str) -> dict[str, Any]:
     return entry
 
 
-def _record(entry: dict[str, Any]) -> Record:
+def record_of(entry: dict[str, Any]) -> Record:
+    """The part of an entry that readers ask for."""
     return Record(
         seq=entry["seq"],
         ts=entry["ts"],

@@ -362,13 +362,13 @@ class AuditLog:
             self.append(AnnexErased(first=first, last=last, authority=authority), actor=authority)
             self._writer.erase_annexes(first, last)
 
-    def close(self, farewell: Callable[[AuditLog], object] | None = None) -> None:
+    def close(self, last_entry: Callable[[AuditLog], object] | None = None) -> None:
         """Seal what is there and give the folder back."""
         with self._mutex:
             try:
                 if self._machine.state is not State.FAILED:
-                    if farewell is not None:
-                        farewell(self)
+                    if last_entry is not None:
+                        last_entry(self)
                     self.checkpoint()
             finally:
                 self._writer.close()

@@ -124,11 +124,11 @@ def test_the_best_round_is_shown(
 ) -> None:
     """By a rule and slots that the manifest of this hub does not have; sums of scores as the database holds them."""
     rule = ScoreTable(figure="bacc", sites=("site0", "site1", "site2", "site3"), patience=3, least_gain="0.01")
-    numbers = hub.board._manifest.aggregation
+    numbers = hub.page._manifest.aggregation
     blocks = [block for block in numbers.layout.blocks if block.kind in ("mean", "statistic")]
     layout = Layout.of(blocks, roster_size=4, weight_cap=numbers.layout.weight_cap, scores=(SCORED, SCORE, SQUARES))
     changed = {"scores": rule, "aggregation": numbers.model_copy(update={"layout": layout})}
-    monkeypatch.setattr(hub.board._reader, "_manifest", hub.board._manifest.model_copy(update=changed))
+    monkeypatch.setattr(hub.page._reader, "_manifest", hub.page._manifest.model_copy(update=changed))
     totals = {1: 150, 2: 190, 3: 180}
     sums = {number: ScoreSum(count=4, total=total, squares=total**2 // 4 + 9) for number, total in totals.items()}
     monkeypatch.setattr(RoundHistory, "scores", lambda self: sums)

@@ -19,7 +19,7 @@ from scripts.local_federation.processes import Party, stop_all, wait_until
 from scripts.local_federation.setup import HOST, Grounds
 from scripts.local_federation.sums import follows, is_exact, manifest_at, read_published
 from security.audit.agreement import keys_of
-from security.audit.compare import Crossed, cross
+from security.audit.compare import Comparison, cross
 from security.identity.membership import groups_of
 from security.identity.pinned_files import pinned_model
 from site_agent.state_dir import read_state
@@ -119,7 +119,7 @@ class NumberFederation:
 
     # When all have stopped.
 
-    def check_logs(self) -> Crossed:
+    def check_logs(self) -> Comparison:
         """All logs, each and against each other. A process that is killed takes its kernel's count with it."""
         logs, root = self.grounds.logs, self.grounds.consortium / "root.pem"
         crossed = cross(logs, keys_of(logs, root))

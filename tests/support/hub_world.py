@@ -11,7 +11,7 @@ from coordinator.assembly import Assembled, assemble
 from coordinator.config import CoordinatorConfig
 from coordinator.dashboard.live import Live
 from coordinator.dashboard.server import PhaseClock, pages
-from coordinator.dashboard.state_json import Board, LogCheckpoints
+from coordinator.dashboard.state_json import LogCheckpoints, PageState
 from coordinator.effects import CloseRound, OpenRound
 from coordinator.round_history import ReadOnlyHistory
 from coordinator.storage import Storage
@@ -42,7 +42,7 @@ class Hub:
     world: World
     config: CoordinatorConfig
     ready: Assembled
-    board: Board
+    page: PageState
     phases: PhaseClock
 
     @classmethod
@@ -55,8 +55,8 @@ class Hub:
         ready = assemble(config, base, clock=world.clock, rng=CountedRandomness(b"hub"))
         storage, manifest = ready.shell.storage, ready.manifest
         heads = LogCheckpoints(storage.log, audit_roster(manifest), manifest.coordinator.id)
-        board = Board(manifest, ReadOnlyHistory(storage.path), heads)
-        hub = cls(world, config, ready, board, PhaseClock())
+        page = PageState(manifest, ReadOnlyHistory(storage.path), heads)
+        hub = cls(world, config, ready, page, PhaseClock())
         hub.look()
         return hub
 
@@ -66,18 +66,18 @@ class Hub:
 
     def look(self) -> Live:
         """What the service does several times a second."""
-        self.board.look(Live.of(self.ready.shell))
+        self.page.look(Live.of(self.ready.shell))
         self.phases.look(self.ready.shell.engine.phase, self.world.clock.mono_ms())
-        return self.board.live
+        return self.page.live
 
     def close(self) -> None:
-        self.board.history.close()
+        self.page.history.close()
         self.ready.shell.books.log.close()
         self.storage.close()
 
     @contextmanager
     def serving(self) -> Iterator[WebServer]:
-        server = WebServer(pages(self.board, self.phases, Guard()).answer, Address(host="127.0.0.1", port=0))
+        server = WebServer(pages(self.page, self.phases, Guard()).answer, Address(host="127.0.0.1", port=0))
         server.start()
         try:
             yield server

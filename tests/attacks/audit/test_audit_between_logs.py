@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from security.audit.agreement import Agreements, keys_for
-from security.audit.compare import Crossed, cross
+from security.audit.compare import Comparison, cross
 from security.audit.verify import verify
 from security.log import events as ev
 from security.log.note import KeyType, Note, NoteSigner
@@ -44,7 +44,7 @@ def _play(folder: Path, who: str, kind: type[Event], change: Change, *, rounds: 
     return federation
 
 
-def _cross(federation: Federation) -> Crossed:
+def _cross(federation: Federation) -> Comparison:
     return cross(federation.folders, dict.fromkeys(federation.folders, federation.pinned))
 
 

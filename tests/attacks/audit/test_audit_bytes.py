@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.ingress_log import Arrived, IngressLog
 from security.audit import egress_ledger
-from security.audit.compare import Crossed, cross
+from security.audit.compare import Comparison, cross
 from security.audit.egress_ledger import EgressLedger
 from security.audit.findings import Findings
 from security.log import events as ev
@@ -22,7 +22,7 @@ from tests.support.audit_logs import Federation
 STRAY = 190_000
 
 
-def _crossed(federation: Federation) -> Crossed:
+def _crossed(federation: Federation) -> Comparison:
     federation.stop()
     return cross(federation.folders, federation.keys)
 

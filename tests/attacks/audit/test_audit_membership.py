@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from security.audit.agreement import keys_for
-from security.audit.compare import Crossed, cross
+from security.audit.compare import Comparison, cross
 from security.audit.completeness import IsolationBook
 from security.audit.findings import Concern
 from security.audit.verify import verify
@@ -45,7 +45,7 @@ def _changing(folder: Path) -> Federation:
     return federation
 
 
-def _crossed(federation: Federation) -> Crossed:
+def _crossed(federation: Federation) -> Comparison:
     return cross(federation.folders, federation.keys)
 
 

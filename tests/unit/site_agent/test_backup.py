@@ -15,7 +15,7 @@ from security.dp.ledger import Ledger, Terms, Unit
 from security.dp.ledger_store import FileStore
 from security.dp.noise import NoiseSource
 from security.identity.enrolment import Identity
-from security.identity.member_copies import RestoreWishes
+from security.identity.member_copies import RestoreOptions
 from security.identity.pki import fingerprint
 from site_agent import backup, ledger_copies
 from site_agent.config import SiteConfig
@@ -65,8 +65,8 @@ def restored(config: SiteConfig, target: Path, name: str | None = "graz-2", *out
     place = config.path.parent.parent
     folders = [place / one for one in (outside or ("disk", "other"))]
     known = fingerprint(Identity(folder=config.identity).root())
-    wishes = RestoreWishes(name=name, root_fingerprint=known)
-    backup.restore_site(target, place / "new", wishes, outside=folders)
+    options = RestoreOptions(name=name, root_fingerprint=known)
+    backup.restore_site(target, place / "new", options, outside=folders)
     return SiteConfig.read(place / "new" / "site.toml")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator import database
-from coordinator.dashboard.live import StudyRuns, estimated_end, with_gap
+from coordinator.dashboard.live import OtherRuns, estimated_end, with_gap
 from coordinator.effects import PUBLISHED, CloseRound, OpenRound
 from coordinator.storage import Storage
 from security.secagg.coordinator.rounds import RoundStart
@@ -28,7 +28,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 def content(hub: Hub) -> dict[str, Any]:
     hub.look()
-    return json.loads(hub.board.state().body)
+    return json.loads(hub.page.json().body)
 
 
 def queue_next(hub: Hub, run: str) -> None:
@@ -76,7 +76,7 @@ def test_a_run_whose_files_were_archived_or_damaged_is_named(tmp_path: Path) -> 
     (tmp_path / "runs" / "empty").mkdir(parents=True)
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / database.FILE).write_bytes(b"not a database, but long enough to look at")
-    found = StudyRuns(tmp_path).read({"run": "run-1"})
+    found = OtherRuns(tmp_path).read({"run": "run-1"})
     assert {run["run"]: run.get("published") for run in found} == {"empty": None, "broken": None, "run-1": None}
 
 

@@ -106,7 +106,7 @@ def test_a_run_tells_its_figures_and_no_others(hub: Hub, tmp_path: Path) -> None
     hub.look()
     hub.world.clock.advance(2500)
     hub.look()
-    found = scraped(RunCollector(hub.board, hub.phases), RUN)
+    found = scraped(RunCollector(hub.page, hub.phases), RUN)
     assert found["lazaret_rounds_total,published"] == 1
     assert found["lazaret_round_seconds_sum"] == 60
     assert found["lazaret_bytes_total,in,UploadFrame"] == 1000
@@ -122,9 +122,9 @@ def test_a_reason_that_nobody_knows_is_no_label(hub: Hub, tmp_path: Path) -> Non
     plan = Sample.of(tmp_path / "engine", 4).planned
     closed = records.AttemptClosed(ctx=plan.plan.context.ctx(), state="dead", reason=b'patient-4711 "} 1\nx{a="')
     hub.storage.keep([Persist(plan, 1), Persist(closed, 1)], now_ms=1)
-    found = scraped(RunCollector(hub.board, hub.phases), RUN)
+    found = scraped(RunCollector(hub.page, hub.phases), RUN)
     assert found[f"lazaret_aborts_total,{OTHER}"] == 1
-    assert b"4711" not in exposition(RunCollector(hub.board, hub.phases)).body
+    assert b"4711" not in exposition(RunCollector(hub.page, hub.phases)).body
 
 
 def test_the_roster_is_where_names_of_sites_come_from(hub: Hub) -> None:
@@ -210,7 +210,7 @@ def test_both_sides_tell_when_the_manifest_ends_and_how_much_room_there_is(
     asked: list[Path] = []
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda folder: asked.append(folder) or SimpleNamespace(free=4711))
     hub.look()
-    run = scraped(RunCollector(hub.board, hub.phases), RUN)
+    run = scraped(RunCollector(hub.page, hub.phases), RUN)
     world = SiteWorld(tmp_path / "sites")
     agent = world.start("graz")
     own = scraped(AgentCollector(agent, SiteConfig.read(world.configs["graz"])), AGENT)

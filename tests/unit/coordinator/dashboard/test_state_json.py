@@ -51,7 +51,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def content(hub: Hub) -> dict[str, Any]:
-    return json.loads(hub.board.state().body)
+    return json.loads(hub.page.json().body)
 
 
 def rounds(hub: Hub) -> list[dict[str, Any]]:
@@ -73,16 +73,16 @@ def test_a_run_that_has_just_begun(hub: Hub) -> None:
 
 
 def test_nothing_new_is_the_same_answer_and_something_new_another(hub: Hub, sample: Sample) -> None:
-    first = hub.board.state()
+    first = hub.page.json()
     hub.look()
-    assert hub.board.state() is first
+    assert hub.page.json() is first
     sample.write(hub.storage, 1, now_ms=hub.world.now, open_round=False)
-    second = hub.board.state()
+    second = hub.page.json()
     assert second.etag != first.etag
     hub.ready.shell.traffic.received["Hello"] += 5
-    assert hub.board.state() is second  # the engine's loop has not looked yet
+    assert hub.page.json() is second  # the engine's loop has not looked yet
     hub.look()
-    assert hub.board.state().etag != second.etag
+    assert hub.page.json().etag != second.etag
 
 
 def test_a_published_round_with_what_came_out_of_its_sum(hub: Hub, sample: Sample) -> None:
@@ -121,7 +121,7 @@ def test_an_attempt_that_failed_says_why_and_who_was_missing(hub: Hub, sample: S
 
 
 def test_sentences_for_every_phase(hub: Hub) -> None:
-    live, told = hub.board.live, hub.board.page_history()
+    live, told = hub.page.live, hub.page.page_history()
     there = tuple(replace(site, state="ready", heard=1) for site in live.sites)
     waits = replace(live, sites=there, hindrance="round 1 waits: declined: graz")
     assert state_json.judge(waits, told).sentence == "Round 1: waiting for enough sites"
@@ -145,7 +145,7 @@ def test_sentences_for_every_phase(hub: Hub) -> None:
 
 def test_the_page_never_writes(hub: Hub) -> None:
     content(hub)
-    connection = hub.board.history._connection
+    connection = hub.page.history._connection
     with pytest.raises(Exception, match="readonly"):
         connection.execute("DELETE FROM rounds")
 
@@ -220,7 +220,7 @@ def test_with_client_certificates_a_stranger_gets_no_answer(tmp_path: Path, hub:
 
 @contextmanager
 def _serving(hub: Hub, guard: Guard, tls: Any) -> Iterator[int]:
-    server = WebServer(pages(hub.board, hub.phases, guard).answer, Address(host="127.0.0.1", port=0), tls=tls)
+    server = WebServer(pages(hub.page, hub.phases, guard).answer, Address(host="127.0.0.1", port=0), tls=tls)
     server.start()
     try:
         yield server.port

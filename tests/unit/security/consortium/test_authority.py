@@ -107,7 +107,7 @@ def test_one_lost_tls_key_can_be_revoked_alone(world: World) -> None:
     assert record.active
     manifest = world.publish()
     assert manifest.site("graz").tls_keys == (
-        pki.key_fingerprint(pki.certificate_key(record.standing(Purpose.TLS)[-1].parsed)),
+        pki.key_fingerprint(pki.certificate_key(record.unrevoked(Purpose.TLS)[-1].parsed)),
     )
     with pytest.raises(ConfigError, match="no such certificate"):
         world.authority.revoke("graz", "x", certificate="00" * 32, now_ms=NOW)
@@ -118,7 +118,7 @@ def test_a_lost_key_is_revoked_in_all_its_certificates(world: World) -> None:
     world.authority.renew(world.key, "graz", None, now_ms=NOW, days=365)
     record = world.authority.revoke("graz", "key copied", certificate=pki.fingerprint(lost), now_ms=NOW)
     assert len([entry for entry in record.issued if entry.revoked_at_ms]) == 2
-    assert not record.active and len(record.standing(Purpose.SIGNING)) == 2
+    assert not record.active and len(record.unrevoked(Purpose.SIGNING)) == 2
 
 
 def test_versions_are_chained_and_kept(world: World) -> None:
@@ -203,7 +203,7 @@ def test_certificates_of_a_roster_do_not_end_together(world: World) -> None:
 
     def ends() -> list[int]:
         records = [record for record in world.authority.members() if record.active]
-        return sorted(pki.days_left(record.standing(Purpose.SIGNING)[-1].parsed, world.now) for record in records)
+        return sorted(pki.days_left(record.unrevoked(Purpose.SIGNING)[-1].parsed, world.now) for record in records)
 
     for number in range(9):
         world.enroll(f"site-{number}", days=world.authority.spread_days(world.now))

@@ -333,7 +333,7 @@ def test_a_renewal_needs_the_old_keys_signature_twin(
 ) -> None:
     monkeypatch.setattr(authorities, "check_renewal", lambda request, record: None)
     record = world.authority.renew(world.key, "graz", thief(world, tmp_path), now_ms=NOW, days=30)
-    assert record.standing(Purpose.SIGNING)[-1].parsed.public_key() != world.identity("graz").root().public_key()
+    assert record.unrevoked(Purpose.SIGNING)[-1].parsed.public_key() != world.identity("graz").root().public_key()
 
 
 def test_a_renewal_signature_is_no_enrolment_signature() -> None:

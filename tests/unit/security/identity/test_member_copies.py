@@ -18,7 +18,7 @@ from security import labels
 from security.identity import enrolment_files, member_copies
 from security.identity.enrolment import Identity
 from security.identity.enrolment_files import EnrolmentRequest
-from security.identity.member_copies import FILES, RestoreWishes
+from security.identity.member_copies import FILES, RestoreOptions
 from security.identity.pki import phrase
 from site_agent import backup
 from site_agent.config import SiteConfig
@@ -54,9 +54,9 @@ def backed_up(config: SiteConfig) -> Path:
     return target
 
 
-def restored(world: World, source: Path, **wishes: str | None) -> EnrolmentRequest:
-    said = {"name": "graz-2", "root_fingerprint": world.root_fingerprint} | wishes
-    _, request = backup.restore_site(source, source.parent / "new", RestoreWishes(**said))
+def restored(world: World, source: Path, **options: str | None) -> EnrolmentRequest:
+    said = {"name": "graz-2", "root_fingerprint": world.root_fingerprint} | options
+    _, request = backup.restore_site(source, source.parent / "new", RestoreOptions(**said))
     assert request is not None
     return request
 
@@ -211,10 +211,10 @@ def test_a_copy_that_does_not_say_whose_it_is(world: World, about: dict[str, str
 
 def test_a_site_is_not_restored_as_a_coordinator(world: World) -> None:
     source = backed_up(site(world))
-    wishes = RestoreWishes(name="hub-2", root_fingerprint=world.root_fingerprint)
+    options = RestoreOptions(name="hub-2", root_fingerprint=world.root_fingerprint)
 
     def act() -> object:
-        return coordinator_backup.restore_coordinator(source, source.parent / "new", wishes)
+        return coordinator_backup.restore_coordinator(source, source.parent / "new", options)
 
     refused(VerificationFailed, "not signed by coordinator graz", act, source)
 
