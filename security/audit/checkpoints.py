@@ -166,6 +166,7 @@ def check_epochs(checkpoints: Checkpoints, rotations: Sequence[int], findings: F
         size = one.checkpoint.size
         epoch = sum(entry < size for entry in rotations)
         boundary = epoch > 0 and rotations[epoch - 1] == size - 1
+        # Section 5: inside epoch e by key e only. A stolen newer key then cannot sign older entries again.
         due = (epoch - 1, epoch) if boundary else (epoch,)
         if one.epochs and one.epochs != due:
             signed = " and ".join(map(str, one.epochs))
@@ -276,6 +277,7 @@ class TreeCheck:
         for index, leaf in enumerate(pending):
             mine = kept[index * HASH_SIZE : (index + 1) * HASH_SIZE]
             # The file is derived and not synced, so it may end early; but never below the newest checkpoint.
+            # Beyond the newest checkpoint the file may end early (section 1): it is derived, and not synced.
             if mine != leaf and (mine or start + index < sealed):
                 self._findings.add("LeavesMismatch", f"entry {start + index} has another hash", start + index)
 

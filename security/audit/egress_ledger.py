@@ -96,6 +96,8 @@ class EgressLedger:
         self.readings += 1
         self._cover(PROCESS if beside == "null" else coverage[1:-1], seq)
         self._out, self._in, self._opened = self._out + int(out), self._in + int(into), self._opened + int(opened)
+        # Section 8, Kernel byte counters: what the coordinator has acknowledged has left; what is logged may still
+        # wait.
         least = self._acknowledged - self._connections * UNSEEN_PER_CONNECTION
         most = self._logged + self._overhead(int(mono) - self._since)
         if beside != "null":

@@ -148,6 +148,8 @@ def check_run_epsilon(history: LogHistory, rules_at: Callable[[int], AgreedRules
             continue  # `replay` has a finding for it
         last[record.run] = record, rules.privacy
     for run, (record, privacy) in last.items():
+        # Renyi at the best order and PLD are both valid for what was really run; the manifest's limit holds by the
+        # lower one.
         epsilon = rdp_epsilon(spent[run], privacy.delta)[0]
         # PLD has no proof for sums of discrete noise.
         if epsilon > privacy.epsilon and not shares_noise(spent[run]):
@@ -186,6 +188,8 @@ def _recompute(
                     f"entry {entry.seq} says {entry.body['epsilon_total']}, its inputs give {epsilon:.4f}",
                     entry.seq,
                 )
+        # Section 6 of differential-privacy.md: the filter admits nothing beyond the cap, so a log beyond it is no
+        # ledger's.
         if epsilon > rule.cap * (1 + TOLERANCE):
             findings.add("BudgetExceeded", f"epsilon {epsilon:.3f} is above the cap of {rule.cap:g}", record.seq)
         series.append(

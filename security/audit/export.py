@@ -87,6 +87,8 @@ def _tree(leaves: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
         above = []
         for number, chunk in enumerate(_chunks(row)):
             yield tile_name(level, number, len(chunk)), b"".join(chunk)
+            # C2SP tlog-tiles: a tile of the next level has the roots of whole tiles below; what is left is in partial
+            # tiles.
             if len(chunk) == WIDTH:
                 above.append(Tree(chunk).root())
         level, row = level + 1, above

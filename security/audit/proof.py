@@ -79,6 +79,8 @@ class Proof:
         checkpoint = checkpoint_of(self.note)
         if checkpoint.origin != root.name:
             raise VerificationFailed("the proof is of another log", where=checkpoint.origin)
+        # In C2SP's form `extra` is outside of what is signed: the endorsements in it count by their own signatures, and
+        # the entry by its leaf and path.
         chain = EpochChain.verify(checkpoint.origin, root, self.endorsements)
         self.note.verify(chain.keys)
         if ml_dsa is not None:

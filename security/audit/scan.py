@@ -178,6 +178,7 @@ class Scan:
         written, origin, epoch, boot, wall, mono, commitment = match.group(
             "seq", "origin", "epoch", "boot", "ts", "mono_ms", "annex_commit"
         )
+        # `seq` counts without gaps (section 2). After one finding, the numbers are held against the new offset.
         if written != str(seq + self._offset):
             self.findings.add("SequenceGap", f"entry {seq} says it is number {written}", seq)
             self._offset = int(written) - seq
@@ -233,8 +234,12 @@ class Scan:
             self.findings.add("RulesUnknown", f"no manifest was given for entries from {seq} on", seq)
 
     def _time(self, kind: str, boot: str, wall: int, mono: int, match: Match, seq: int) -> None:
+        # Time goes back only with an entry that says by how much, and not by more than that (sections 2 and 10,
+        # Tolerances).
         if wall < self._ts and (kind != "clock.adjusted" or int(match["body_offset_ms"]) > wall - self._ts + SKEW_MS):
             self.findings.add("ClockRollback", f"entry {seq} is {self._ts - wall} ms earlier than the one before", seq)
+        # A cosignature that was logged before this entry states a time at which a witness saw what precedes it (section
+        # 6).
         if wall < self._floor and kind != "clock.adjusted":
             self.findings.add("Backdated", f"entry {seq} is earlier than a cosignature logged before it", seq)
         self._ts = wall
@@ -243,6 +248,8 @@ class Scan:
         if boot == self._boot:
             if mono < self._mono:
                 self.findings.add("MonotonicRollback", f"entry {seq} went back by {self._mono - mono} ms", seq)
+            # A running agent writes a heartbeat every 15 minutes (section 4): twice that in silence, and entries are
+            # missing.
             elif mono - self._mono > SILENCE_MS:
                 self.findings.add("HeartbeatGap", f"{(mono - self._mono) // 60_000} minutes of silence", seq)
             elif mono - self._sealed_mono > SILENCE_MS:

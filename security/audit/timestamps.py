@@ -157,12 +157,14 @@ def _check(response: bytes, data: bytes, roots: Sequence[x509.Certificate]) -> T
     if answer.inner().take(INTEGER) not in GRANTED:
         raise VerificationFailed("the authority did not grant a time stamp")
     content = answer.inner()
+    # RFC 3161, section 2.4.2: the token is a CMS SignedData (RFC 5652, section 5.1).
     if content.take(OID) != SIGNED_DATA:
         raise CodecError("not a time stamp")
     signed = content.inner(0xA0).inner()
     signed.take(INTEGER)
     signed.take(SET)
     enclosed = signed.inner()
+    # RFC 3161, section 2.4.2: what is signed is a TSTInfo, named by id-ct-TSTInfo.
     if enclosed.take(OID) != STAMP:
         raise CodecError("not a time stamp")
     info = enclosed.inner(0xA0).take(OCTETS)
@@ -198,11 +200,13 @@ def _check_signer(content: bytes, info: bytes, certificates: Sequence[x509.Certi
     signature = parts.take(OCTETS)
     if algorithm is None:
         raise CodecError("a digest other than SHA-2")
+    # RFC 5652, section 5.3: the signer is named by issuer and serial number.
     wanted = (der(SEQUENCE, name[1]), int.from_bytes(serial[1], "big", signed=True))
     found = [one for one in certificates if (one.issuer.public_bytes(), one.serial_number) == wanted]
     if not found:
         raise VerificationFailed("the certificate of the signer is not in the time stamp")
     _check_attributes(attributes, info, algorithm, found[0])
+    # RFC 5652, section 5.4: signed is the attributes' encoding as a SET, whose tag in the message is [0].
     _check_signature(found[0], signature, der(SET, attributes), algorithm())
     return found[0]
 
@@ -220,6 +224,8 @@ def _check_attributes(
         raise VerificationFailed("what was signed is no time stamp")
     if signed.get(MESSAGE_DIGEST) != der(OCTETS, _digest(algorithm, info)):
         raise VerificationFailed("what was signed is another time stamp")
+    # RFC 3161, section 2.4.2: the signature covers which certificate made it, else another one with the same key would
+    # pass for it. By SHA-1 (RFC 2634) in the first form; by SHA-256, unless it names another, in the second (RFC 5816).
     second = SIGNER_V2 in signed
     named = _Values(_one(_one(signed.get(SIGNER_V2) or signed.get(SIGNER_V1, b"")))).inner()
     other = named.maybe(SEQUENCE) if second else None
@@ -251,6 +257,7 @@ def _check_chain(
     signer: x509.Certificate, others: Sequence[x509.Certificate], roots: Sequence[x509.Certificate], time: datetime
 ) -> None:
     """From the signer, who may do nothing but stamp, to a root that the auditor brought; all valid at that time."""
+    # RFC 3161, section 2.3: this usage alone, and critical.
     usage = signer.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
     if not usage.critical or list(usage.value) != [ExtendedKeyUsageOID.TIME_STAMPING]:
         raise VerificationFailed("the certificate of the signer is not for time stamps")

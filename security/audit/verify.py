@@ -104,6 +104,7 @@ def verify(path: Path, keys: Keys, held: Sequence[HeldCheckpoint] = ()) -> Verif
     findings = Findings(origin)
     if not folder.format.exists() or folder.format.read_bytes() != FORMAT:
         findings.add("FormatUnknown", "FORMAT is not that of this version")
+    # Manifests that list no log of this name say nothing about it: neither keys nor rules are taken from them.
     agreements = keys.agreements if keys.agreements.parties(origin) else Agreements()
     _note_keys(keys, agreements, findings)
     chain = _chain(folder, genesis, agreements, findings)
@@ -328,6 +329,8 @@ def _check_times(
             continue
         latest, size = scan.tree.latest_at[one.checkpoint.size], one.checkpoint.size
         members = {key: time for key, time in one.cosigners.items() if key not in observers}
+        # Of an even number the lower one: one witness whose clock is ahead does not move the bound (section 10,
+        # Tolerances).
         middle = median_low(members.values()) * 1000 if members else latest
         if len(members) > 1 and latest > middle + SKEW_MS:
             late = (latest - middle) // 1000

@@ -25,6 +25,7 @@ def _associated(kx: bytes, source: str, destination: str) -> bytes:
 
 def seal(key: Secret, plaintext: Secret, *, kx: bytes, source: str, destination: str, randomness: Randomness) -> bytes:
     """Return ``nonce || ciphertext || tag``."""
+    # A random nonce is safe for 2^32 boxes under one key (NIST SP 800-38D, section 8.3); a key here seals far fewer.
     nonce = randomness.bytes(NONCE_BYTES)
     sealed = AESGCM(key.reveal()).encrypt(nonce, plaintext.reveal(), _associated(kx, source, destination))
     return nonce + sealed

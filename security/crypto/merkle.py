@@ -70,6 +70,7 @@ class CompactRange:
         pop, push, hasher, prefix = peaks.pop, peaks.append, sha256, _NODE
         for leaf in leaves:
             value, carry = leaf, size
+            # As many complete subtrees merge as the old size has ones at its end.
             while carry & 1:
                 value = hasher(prefix + pop() + value).digest()
                 carry >>= 1
@@ -229,6 +230,8 @@ def verify_inclusion(*, leaf: bytes, index: int, size: int, path: Sequence[bytes
     for sibling in path:
         if last == 0:
             raise VerificationFailed("inclusion proof is too long")
+        # A right child, or the last node of its level, has its sibling on the left; levels on which it has none are
+        # skipped.
         if node & 1 or node == last:
             value = node_hash(sibling, value)
             while node and not node & 1:

@@ -27,6 +27,8 @@ ShareKind = Literal["b", "s"]
 Bytes = npt.NDArray[np.uint8]
 
 
+# FIPS 197, section 4.2: bytes as polynomials modulo x^8 + x^4 + x^3 + x + 1 (0x11B). The powers of 3 are all of them
+# but zero.
 def _field() -> tuple[Bytes, list[int]]:
     """Return the multiplication table and the list of inverses, from powers of the generator 3."""
     power, powers = 1, []
@@ -54,6 +56,7 @@ def split(secret: Secret, *, threshold: int, holders: int, randomness: Randomnes
     drawn = np.frombuffer(randomness.bytes((threshold - 1) * SECRET_BYTES), dtype=np.uint8)
     positions = np.arange(1, holders + 1, dtype=np.uint8)[:, None]
     values = np.zeros((holders, SECRET_BYTES), dtype=np.uint8)
+    # Horner's rule, for all holders and all 32 bytes at once; the secret is the constant term.
     for coefficient in drawn.reshape(threshold - 1, SECRET_BYTES):
         values = _PRODUCT[values ^ coefficient, positions]
     values ^= np.frombuffer(secret.reveal(), dtype=np.uint8)
@@ -87,6 +90,7 @@ def join(shares: Mapping[int, Secret], *, threshold: int) -> Secret:
     positions = tuple(sorted(shares))
     weights = np.array(lagrange_weights(positions), dtype=np.uint8)[:, None]
     values = np.frombuffer(b"".join(shares[x].reveal() for x in positions), dtype=np.uint8)
+    # The polynomial at zero is the sum of the shares, each times its Lagrange weight; addition is exclusive or.
     terms = _PRODUCT[values.reshape(threshold, SECRET_BYTES), weights]
     return Secret(np.bitwise_xor.reduce(terms, axis=0).tobytes())
 

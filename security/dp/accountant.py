@@ -187,6 +187,7 @@ def shared_multiplier(sigma: float, sensitivity: float, honest: int, dimensions:
     Kairouz, Liu and Steinke (arXiv 2102.06387), theorem 1 and corollary 1: the sum of discrete Gaussians is not one,
     but close to one; tau says how close, for one coordinate. At sigma = 3 it is 1e-38 already.
     """
+    # Theorem 1: one term for each further noise that joins the sum.
     tau = 10 * sum(math.exp(-2 * math.pi**2 * sigma**2 * k / (k + 1)) for k in range(1, honest))
     ratio = sensitivity / (math.sqrt(honest) * sigma)
     eps = min(math.sqrt(ratio**2 + tau * dimensions / 2), ratio + tau * math.sqrt(dimensions))
@@ -349,6 +350,7 @@ def rdp_curve(history: Iterable[MechanismEvent], orders: Sequence[float] = ORDER
 
 def curve_of(parts: Parts, orders: Sequence[float]) -> NDArray[np.float64]:
     total = np.zeros(len(orders), dtype=np.float64)
+    # Composition (Mironov 2017, proposition 1): divergences of one order add up, also for adaptively chosen queries.
     for multiplier, rate, steps in parts:
         total += steps * np.array(_rdp_of_one_step(multiplier, rate, tuple(orders)))
     return total

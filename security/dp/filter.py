@@ -160,10 +160,13 @@ class BudgetFilter:
         """Epsilon of a history, by the test that shows least; zero if nothing is spent."""
         if not parts:
             return 0.0
+        # One value for each Renyi test, the pinned order first: the smallest counts, as any one passed test admits.
         curve = curve_of(parts, (self.order, *PUBLIC_ORDERS))
         epsilon = float(np.min(curve + _conversions(self.order, self.delta)))
         # Not max(): it would turn a NaN into zero, and the cap would never be reached.
         epsilon = 0.0 if epsilon < 0 else epsilon
+        # The plan's cost is that of the whole plan, so that it can only help while Renyi shows more; `covered` asks
+        # whether what was booked is still a part of it.
         if self.planned is not None and not epsilon <= self.planned.epsilon and covered(parts, self.planned.parts):
             return self.planned.epsilon
         return epsilon

@@ -164,6 +164,7 @@ def reserve_entry(
     """Raises BudgetExhausted instead of returning an entry that would exceed a limit."""
     _check_uncommitted(state, run)
     rule = state.terms.filter()
+    # Before anything is read: who refuses afterwards has already looked at the patients (section 5).
     after = _admitted(state, run, events)
     return {
         "kind": "reserve",
@@ -413,6 +414,7 @@ class Ledger:
                 hint="run without a noise seed; seeded runs are for experiments and are marked not private",
             )
         entry = reserve_entry(self._state, run, round_number, tuple(events), self._clock.now_ms())
+        # The line and the anchor are on disk when this returns, and only then is there a permission to train.
         self._append(entry)
         return Reservation(seq=self._state.head.seq, events=events, noise=noise)
 

@@ -107,6 +107,7 @@ class FileStore:
         self._lock(os.O_RDWR | os.O_APPEND)
 
     def load(self) -> tuple[list[bytes], LedgerAnchor]:
+        # The anchor first: a ledger that another process extends meanwhile is then ahead of it, and never behind.
         anchor = self._whole()
         self._lock(os.O_RDWR | os.O_APPEND)
         data = self._ledger.read_bytes()

@@ -74,6 +74,8 @@ class NoiseSource:
             raise LocalProtocolError("a noise source is used in a forked process", hint="make a new one there")
         # A key for this draw, and one for the next; a seeded source has nothing fresh to mix in.
         fresh = SystemRandomness().bytes(32) if self._secret else b""
+        # One half is the key of this stream, the other the key of the next draw: whoever learns the state later cannot
+        # go back.
         mixed = hashlib.sha512(labels.DP_NOISE + self._key + fresh).digest()
         self._key = mixed[32:]
         return Cipher(AES(mixed[:32]), CTR(bytes(16))).encryptor()
@@ -303,6 +305,8 @@ class PoissonSampler:
 
         The mean of a patient's gradients over several images is one gradient of that patient: it is clipped once.
         """
+        # Each unit by itself: the accountant's amplification holds for independent draws of exactly this rate (section
+        # 4).
         drawn = np.flatnonzero(self._coins() < self._rate)
         sizes = self._units.sizes[drawn]
         start = self._noise.below(sizes.astype(np.uint64)).astype(np.int64)

@@ -80,6 +80,7 @@ class Schedule:
         """
         first = round_number == 1 if first is None else first
         events: list[MechanismEvent] = []
+        # Counts are released once; a site that has lost them releases, and pays for, them again (section 2).
         if first and self.counts_sigma is not None:
             events.append(counts_event(self.counts_sigma))
         if self.prototypes_sigma is not None and (first or self.refreshes(round_number)):

@@ -73,11 +73,14 @@ class EpochChain:
         signer, keys = root, list[VerifierKey]()
         for number, note in enumerate(notes):
             endorsement = Endorsement.parse(note.text)
+            # Contiguous from 0 (section 5): a gap could hide an epoch whose checkpoints nobody has seen.
             if endorsement.origin != origin or endorsement.epoch != number:
                 raise VerificationFailed("epoch keys are not contiguous", where=f"{origin} epoch {number}")
+            # Signed by the key before it, and by nothing else: one chain leads from the offline root to today's key.
             note.verify((signer,))
             if len(note.signatures) != 1:
                 raise VerificationFailed("an endorsement has one signature", where=f"{origin} epoch {number}")
+            # A key that comes back would let whoever holds it sign for two epochs.
             if endorsement.key in keys or endorsement.key.public == root.public:
                 raise VerificationFailed("an epoch key is used twice", where=f"{origin} epoch {number}")
             signer = endorsement.key

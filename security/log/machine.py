@@ -126,6 +126,7 @@ class LogStep(Enum):
     FAIL = "fail"
 
 
+# From FAILED there is no way out: what was not logged must not be sent, and only a restart reads the folder again.
 TRANSITIONS: Final[dict[tuple[State, LogStep], State]] = {
     (State.NEW, LogStep.GENESIS): State.OPEN,
     (State.OPEN, LogStep.APPEND): State.OPEN,
@@ -292,6 +293,7 @@ class LogMachine:
             if at and at % SEGMENT == 0:
                 self._segment = sha256()
             self._segment.update(line + b"\n")
+        # RFC 6962, section 2.1: a leaf is SHA-256(0x00, line), so that no inner node passes for an entry.
         self._tree.extend(map(leaf_hash, self._unhashed))
         self._unhashed.clear()
 

@@ -28,8 +28,11 @@ MAX_NOTE: Final = 1 << 18
 MAX_SIZE: Final = 2**53 - 1  # tree sizes are also written as JSON integers
 MAX_TIME: Final = 2**63 - 1
 
+# C2SP signed-note: an em dash (U+2014), a space, the key's name, a space, base64 of key id and signature.
 _signature_line = re.compile("\N{EM DASH} ([^\\s+]+) ([A-Za-z0-9+/]+={0,2})").fullmatch
+# C2SP tlog-checkpoint: a tree size in decimal has no leading zeros, so that it has one spelling.
 _number = re.compile("0|[1-9][0-9]*").fullmatch
+# C2SP signed-note: the text has no control characters below U+0020 but the newline.
 _control = re.compile("[\x00-\x09\x0b-\x1f]").search
 COSIGNATURE_BYTES: Final = 72  # eight of time, 64 of Ed25519
 
@@ -57,6 +60,7 @@ def _unbase64(text: str, what: str) -> bytes:
 
 def key_id(name: str, kind: KeyType, public: bytes) -> bytes:
     """First four bytes of SHA-256(name, newline, type, key)."""
+    # Type 0xff is followed by a name of one's own: without it two such schemes could have one key id.
     own = _ML_DSA if kind is KeyType.ML_DSA else b""
     return sha256(name.encode() + b"\n" + bytes([kind]) + own + public).digest()[:4]
 
@@ -93,6 +97,7 @@ class VerifierKey:
             raise CodecError("a verifier key has the form name+id+key")
         name, written_id, encoded = parts
         data = _unbase64(encoded, "verifier key")
+        # A public ML-DSA key is too long for the form in which manifests name keys: it is a field of its own there.
         if not data or data[0] not in (KeyType.LOG, KeyType.COSIGNER):
             raise CodecError("a verifier key of a type that is not used here")
         key = cls(name=name, kind=KeyType(data[0]), public=data[1:])
@@ -114,6 +119,7 @@ class VerifierKey:
         if self.kind is KeyType.COSIGNER:
             if len(signature) != COSIGNATURE_BYTES:
                 raise VerificationFailed("signature does not verify")
+            # C2SP tlog-cosignature, cosignature/v1: u64 big-endian seconds, then Ed25519 over the text below.
             timestamp, signature = int.from_bytes(signature[:8], "big"), signature[8:]
             if timestamp > MAX_TIME:
                 raise VerificationFailed("signature does not verify")
@@ -126,6 +132,8 @@ class VerifierKey:
 
 
 def _cosigned(text: str, timestamp: int) -> bytes:
+    # C2SP tlog-cosignature: the checkpoint's text after a line of its own and the time. So no signature of a witness is
+    # one of a log, and the other way round.
     return f"cosignature/v1\ntime {timestamp}\n{text}".encode()
 
 
@@ -213,6 +221,7 @@ class Note:
             whole = data.decode()
         except UnicodeDecodeError as error:
             raise CodecError("a note is not UTF-8") from error
+        # The last empty line: a text may have others before it.
         text, blank, lines = whole.rpartition("\n\n")
         if not blank or not lines.endswith("\n"):
             raise CodecError("a note has no signatures")
@@ -240,6 +249,7 @@ class Note:
             key = known.get((signature.name, signature.key_id))
             if key is None:
                 continue
+            # Two signatures of one key with two times would leave open when it saw the checkpoint.
             if key in verified:
                 raise VerificationFailed("a key has signed a note twice")
             verified[key] = key.verify(self.text, signature.value)

@@ -153,6 +153,7 @@ def recover(writer: DurableFolder, party: Party) -> Recovered:
     signed = checkpoint_of(newest) if newest is not None else None
     machine = LogMachine(party.origin)
     torn = _replay(writer, machine, signed.size if signed else 0)
+    # Section 7: all entries up to the newest checkpoint are here and give its root. Others may hold that checkpoint.
     if signed is not None and (machine.size < signed.size or machine.tree.root(signed.size) != signed.root):
         raise AuditLogError(
             f"the entries do not lead to the signed head of size {signed.size}",
@@ -182,6 +183,7 @@ def _replay(writer: DurableFolder, machine: LogMachine, signed_size: int) -> byt
             whole = _replay_block(block, machine, writer)
             if whole is None:
                 continue
+            # Only what no checkpoint covers, in the last segment, can be a write that a crash cut short.
             if machine.size < signed_size or number != len(files) - 1:
                 raise AuditLogError(
                     f"entry {machine.size} is damaged although it was signed",

@@ -193,13 +193,17 @@ def decide(held: HeldCheckpoint | None, offer: Submission, root: VerifierKey, or
     if offered.origin != origin:
         raise VerificationFailed("the head is of another log", where=origin)
     old_size, old_root = (0, EMPTY_ROOT) if held is None else (held.checkpoint.size, held.checkpoint.root)
+    # At one size there is one root: both heads are signed by the log, and together they are the proof of a fork.
     if offered.size == old_size and offered.root != old_root:
         raise ForkDetected("two signed heads of one size differ", where=f"{origin} size {offered.size}")
+    # The sender assumed another size than the one held (C2SP tlog-witness answers 409): it asks again with the right
+    # one.
     if offer.old_size != old_size or offered.size < old_size:
         raise CheckpointConflict("the head held has another size", where=origin, held_size=old_size)
     verify_consistency(
         old_size=old_size, old_root=old_root, new_size=offered.size, new_root=offered.root, path=offer.path
     )
+    # Epochs only grow (section 5): other keys for epochs that were seen before would be a second history of the keys.
     if held is not None and offer.endorsements[: len(held.endorsements)] != held.endorsements:
         raise ForkDetected("the log shows other epoch keys than before", where=origin)
     return offered
@@ -266,6 +270,8 @@ class Witness:
                 if held is not None and self._is_signed(offer, party.root, origin):
                     self._keep_evidence(origin, held, offer)
                 raise
+            # On disk before the cosignature is given: a witness that forgets what it has signed could sign a second
+            # history.
             cosignature = self._signer.cosign(checkpoint.text, self._clock.now_ms() // 1000)
             kept = Note(text=offer.note.text, signatures=(*self._by_log(offer, party.root), cosignature))
             self._disk.publish(

@@ -203,6 +203,8 @@ class AuditLog:
     def rotate(self, reason: str) -> Note:
         """Begin the next epoch: new key, entry, checkpoint signed by both keys, old key erased. Survives any crash."""
         with self._guard("rotate the log key"):
+            # The order of section 5: heartbeat, new key on disk, endorsement, entry, checkpoint by both keys, old key
+            # erased. After each of them a crash leaves what `settle_epoch` can finish or forget.
             old, epoch = self._signer, self.epoch + 1
             self._write(self._machine.heartbeat(self._now()))
             if epoch in self._keys.held():
@@ -258,6 +260,8 @@ class AuditLog:
             key = keys.get((cosignature.name, cosignature.key_id))
             if key is None:
                 raise VerificationFailed("not a witness of this log", where=self.origin)
+            # Before anything is kept: C2SP asks to ignore unknown signers, but a bad signature of a known one would
+            # spoil the note.
             timestamp = key.verify(note.text, cosignature.value)
             self._check_time_of(key.name, timestamp or 0)
             others = tuple(line for line in note.signatures if (line.name, line.key_id) != (key.name, key.id))
