@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from security.dp.planner import (
     both_figures,
     least_multiplier,
     propose_multiplier,
+    rounds_affordable,
     terms_for,
 )
 from security.identity.manifest import Manifest, Privacy, real
@@ -328,14 +330,7 @@ def validation_line(schedule: Schedule) -> str:
 
 
 def _affordable(plan: PrivatePlan, limits: Limits, state: LedgerState, first: int) -> int:
-    asked: tuple[MechanismEvent, ...] = ()
-    for number in range(first, plan.schedule.rounds + 1):
-        asked += plan.schedule.round_events(number)
-        try:
-            limits.admit(state, asked)
-        except BudgetExhausted:
-            return number - first
-    return max(0, plan.schedule.rounds - first + 1)
+    return rounds_affordable(plan.schedule, partial(limits.admit, state), first=first)
 
 
 def _proposal(plan: PrivatePlan, state: LedgerState, epsilon: float, limits: Limits) -> float | None:

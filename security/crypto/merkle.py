@@ -38,14 +38,6 @@ def _largest_power_below(size: int) -> int:
     return 1 << ((size - 1).bit_length() - 1)
 
 
-def _fold(peaks: Sequence[bytes]) -> bytes:
-    """The root over the complete subtrees of a tree, largest first."""
-    value = peaks[-1]
-    for peak in reversed(peaks[:-1]):
-        value = node_hash(peak, value)
-    return value
-
-
 class CompactRange:
     """The frontier of a growing tree: one hash per complete subtree, so the root costs O(log n) space.
 
@@ -54,15 +46,9 @@ class CompactRange:
 
     __slots__ = ("peaks", "size")
 
-    def __init__(self, size: int = 0, peaks: Iterable[bytes] = ()) -> None:
-        self.size = size
-        self.peaks = list(peaks)  # largest subtree first
-        if len(self.peaks) != size.bit_count():
-            raise LocalProtocolError(f"a tree of {size} leaves has {size.bit_count()} peaks, not {len(self.peaks)}")
-
-    def append(self, leaf: bytes) -> None:
-        """Take one more leaf hash."""
-        self.extend((leaf,))
+    def __init__(self) -> None:
+        self.size = 0
+        self.peaks: list[bytes] = []  # largest subtree first
 
     def extend(self, leaves: Iterable[bytes]) -> None:
         """Take more leaf hashes."""
@@ -80,11 +66,12 @@ class CompactRange:
 
     def root(self) -> bytes:
         """The root over all leaves so far."""
-        return _fold(self.peaks) if self.peaks else EMPTY_ROOT
-
-    def copy(self) -> CompactRange:
-        """An independent copy."""
-        return CompactRange(self.size, self.peaks)
+        if not self.peaks:
+            return EMPTY_ROOT
+        value = self.peaks[-1]
+        for peak in reversed(self.peaks[:-1]):
+            value = node_hash(peak, value)
+        return value
 
 
 class Tree:
@@ -104,10 +91,6 @@ class Tree:
     def leaf(self, index: int) -> bytes:
         """One leaf hash."""
         return self._levels[0][index]
-
-    def append(self, leaf: bytes) -> None:
-        """Take one more leaf hash."""
-        self.extend((leaf,))
 
     def extend(self, leaves: Iterable[bytes]) -> None:
         """Take more leaf hashes, each 32 bytes."""
@@ -146,16 +129,6 @@ class Tree:
         """The root at `size` leaves (default: now)."""
         size = self._size(size)
         return self._hash(0, size) if size else EMPTY_ROOT
-
-    def compact(self, size: int | None = None) -> CompactRange:
-        """The frontier at `size` leaves."""
-        size = self._size(size)
-        peaks, start = [], 0
-        for bit in range(size.bit_length() - 1, -1, -1):
-            if size >> bit & 1:
-                peaks.append(self._levels[bit][start >> bit])
-                start += 1 << bit
-        return CompactRange(size, peaks)
 
     def inclusion_path(self, index: int, size: int | None = None) -> tuple[bytes, ...]:
         """PATH(index, D[size]) of RFC 6962 section 2.1.1, lowest sibling first."""
@@ -201,16 +174,6 @@ def root(leaf_hashes: Iterable[bytes]) -> bytes:
     frontier = CompactRange()
     frontier.extend(leaf_hashes)
     return frontier.root()
-
-
-def inclusion_path(leaf_hashes: Iterable[bytes], index: int) -> tuple[bytes, ...]:
-    """The audit path of one leaf. For many proofs over one tree, keep a `Tree`."""
-    return Tree(leaf_hashes).inclusion_path(index)
-
-
-def consistency_path(leaf_hashes: Iterable[bytes], old_size: int) -> tuple[bytes, ...]:
-    """The proof that the tree of the first `old_size` leaves is a prefix of the whole."""
-    return Tree(leaf_hashes).consistency_path(old_size)
 
 
 def _check_hashes(*hashes: bytes) -> None:

@@ -118,12 +118,18 @@ def terms_for(schedule: Schedule, *, population: str, unit: Unit, cap: float, de
     )
 
 
-def rounds_affordable(state: LedgerState, schedule: Schedule, *, first: int = 1) -> int:
-    """How many rounds, from `first` on, the ledger's filter admits before it stops."""
-    rule, total = state.terms.filter(), state.total
+def rounds_affordable(
+    schedule: Schedule, admit: Callable[[tuple[MechanismEvent, ...]], object], *, first: int = 1
+) -> int:
+    """How many rounds, from `first` on, are within every limit.
+
+    :param admit: raises BudgetExhausted if all these events, on top of what is booked, are not.
+    """
+    asked: tuple[MechanismEvent, ...] = ()
     for number in range(first, schedule.rounds + 1):
+        asked += schedule.round_events(number)
         try:
-            total = rule.admit(total, schedule.round_events(number))
+            admit(asked)
         except BudgetExhausted:
             return number - first
     return max(0, schedule.rounds - first + 1)

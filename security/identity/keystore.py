@@ -25,7 +25,6 @@ from lazaret.files import (
     write_atomically,
 )
 from security.crypto.encoding import der
-from security.crypto.signing import SigningKey
 from security.identity import token
 from security.identity.token import TokenSigningKey, TokenTlsKey, TokenUri
 from security.rng import Randomness, SystemRandomness
@@ -94,11 +93,6 @@ def load_ed25519_key(path: Path, *, passphrase: bytes | None = None) -> ed25519.
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise ConfigError("not an Ed25519 key", where=str(path), hint="TLS keys and signing keys are different files")
     return key
-
-
-def load_signing_key(path: Path, *, passphrase: bytes | None = None) -> SigningKey:
-    """The same file as the signer that protocol machines take."""
-    return SigningKey(load_ed25519_key(path, passphrase=passphrase))
 
 
 def load_ml_dsa_key(path: Path, *, passphrase: bytes | None = None) -> MLDSA65PrivateKey:

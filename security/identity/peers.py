@@ -87,11 +87,6 @@ def check_pinned(manifest: Manifest, subject: Subject, pin: str, where: str) -> 
         )
 
 
-def check_signing_dates(member: Member, *, now_ms: int) -> None:
-    """A member may sign today."""
-    pki.check_dates(member.certificate, now_ms, f"signing certificate of {member.id}")
-
-
 # TLS certificates of a site's own authority, the hospital's or a step-ca, besides those of the consortium's root. The
 # manifest keeps the roster: it lists for such a site the certificate that issues and one host name. What is shown must
 # be issued by it, for that name, and for a TLS key that the manifest lists. So the authority can renew certificates on

@@ -232,11 +232,6 @@ class Note:
         """The bytes of the note."""
         return (self.text + "\n" + "".join(f"{signature}\n" for signature in self.signatures)).encode()
 
-    def with_signatures(self, *extra: Signature) -> Note:
-        """The same text with further signatures; one already there is not repeated."""
-        new = tuple(signature for signature in extra if signature not in self.signatures)
-        return Note(text=self.text, signatures=self.signatures + new)
-
     def verify(self, keys: Iterable[VerifierKey]) -> Mapping[VerifierKey, int | None]:
         """Check every signature made by a known key; gives those keys, with the times of cosignatures.
 

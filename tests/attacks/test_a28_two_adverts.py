@@ -62,7 +62,7 @@ def deliver_with_gaps(run: EvilCoordinator, plan: messages.Plan) -> None:
         roots = tuple(SignedRoot(site=d, root=merkle.root(leaves[d]), signature=lists[d][1]) for d in sites)
         at = plan.context.position(name) - 1
         shares = tuple(
-            DeliveredShare(dealer=d, share=lists[d][0][at], path=tuple(merkle.inclusion_path(leaves[d], at)))
+            DeliveredShare(dealer=d, share=lists[d][0][at], path=merkle.Tree(leaves[d]).inclusion_path(at))
             for d in sites
             if d != name
         )

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from security.clock import ManualClock
 from security.crypto.merkle import Tree, leaf_hash
 from security.log.egress import due_bytes
 from security.log.keys import EpochKeys
-from security.log.note import Checkpoint, Note, NoteSigner
+from security.log.note import Checkpoint, Note, NoteSigner, Signature
 from security.log.opening import continue_log, create_log
 from security.log.reader import LogReader
 from security.log.roster import SITE, Roster
@@ -37,6 +38,12 @@ from tests.support.audit_parties import NOW, Member, QuickDisk, new_member
 
 # What a log without a manifest, without whole rounds and without an orderly end says of itself.
 FRAGMENT = frozenset({"RulesUnknown", "StepMissing", "NoStop", "NoNetworkCounter"})
+
+
+def with_signatures(note: Note, *lines: Signature) -> Note:
+    """The same text with further signatures, whoever they are of."""
+    return replace(note, signatures=(*note.signatures, *lines))
+
 
 
 def weighty(findings: Iterable[Finding]) -> set[str]:

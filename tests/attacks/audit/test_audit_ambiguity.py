@@ -15,7 +15,7 @@ from security.audit.pages import environment
 from security.audit.report import render
 from security.log import events as ev
 from security.log.note import Checkpoint, KeyType, Note, NoteSigner, Signature, VerifierKey, key_id
-from tests.support.audit_attacks import Lonely, Tampering, encode, unchecked
+from tests.support.audit_attacks import Lonely, Tampering, encode, unchecked, with_signatures
 from tests.support.audit_logs import Federation
 
 
@@ -212,7 +212,7 @@ def test_head_with_a_strangers_line_is_a_finding(lonely: Lonely) -> None:
     size = folder.checkpoint_sizes()[-1]
     note = folder.checkpoint_note(size)
     stranger = NoteSigner.from_seed("nobody", _seed(9))
-    folder.checkpoint_path(size).write_bytes(note.with_signatures(stranger.sign(note.text)).encode())
+    folder.checkpoint_path(size).write_bytes(with_signatures(note, stranger.sign(note.text)).encode())
     assert lonely.codes() == {"UnknownSigner"}
     with unchecked("UnknownSigner"):
         assert lonely.codes() == set(), "twin"

@@ -30,7 +30,7 @@ from security.log.roster import SITE
 from security.log.schema import MAX_COUNT
 from security.log.store import LogFolder
 from security.log.witness import Fork, HeldCheckpoint
-from tests.support.audit_attacks import Lonely, copied, weighty
+from tests.support.audit_attacks import Lonely, copied, weighty, with_signatures
 from tests.support.audit_logs import Federation
 from tests.support.audit_parties import NOW
 
@@ -261,7 +261,7 @@ def test_forged_held_checkpoint_frames_nobody(federation: Federation, tmp_path: 
     text = Checkpoint(origin=origin, size=100_000, root=bytes(32)).text
     note = Note(text=text, signatures=(_stranger(origin).sign(text),))
     if cosigned:
-        note = note.with_signatures(federation.members["graz"].cosigner.cosign(text, NOW // 1000))
+        note = with_signatures(note, federation.members["graz"].cosigner.cosign(text, NOW // 1000))
     forged = HeldCheckpoint(note=note, endorsements=tuple(LogFolder(federation.members["linz"].folder).endorsements()))
     LogFolder(path).witness_path(origin).write_bytes(forged.encode())
     folders = [path if one.name == "graz" else one for one in federation.folders]

@@ -25,7 +25,7 @@ from security.log.note import KeyType, Note
 from security.log.store import LogFolder
 from security.log.witness import Fork
 from security.rng import CountedRandomness
-from tests.support.audit_attacks import Tampering, copied, weighty
+from tests.support.audit_attacks import Tampering, copied, weighty, with_signatures
 from tests.support.audit_logs import Federation
 from tests.support.consortium_world import World
 
@@ -60,7 +60,7 @@ def forged_log(federation: Federation, path: Path) -> Path:
     note = LogFolder(folder).checkpoint_note(size)
     times = {line.name: line.time for line in old.signatures if line.time}
     lines = [one.cosign(note.text, times[one.key.name]) for one in witnesses if one.key.name in times]
-    LogFolder(folder).checkpoint_path(size).write_bytes(note.with_signatures(*lines).encode())
+    LogFolder(folder).checkpoint_path(size).write_bytes(with_signatures(note, *lines).encode())
     if checkpoint_size(folder / "cosigned.note") == size:
         shutil.copy(LogFolder(folder).checkpoint_path(size), folder / "cosigned.note")
     return folder

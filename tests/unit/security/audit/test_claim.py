@@ -14,7 +14,7 @@ from security.audit.claim import Claim, ClaimSubject
 from security.audit.cli import main
 from security.crypto import encoding
 from security.log.note import KeyType, Note, NoteSigner
-from tests.support.audit_attacks import Tampering, copied
+from tests.support.audit_attacks import Tampering, copied, with_signatures
 from tests.support.audit_logs import Federation, small_federation
 
 
@@ -98,7 +98,7 @@ def test_invented_witness_is_not_proven(federation: Federation, page: Path) -> N
 
     def add(value: dict[str, str]) -> None:
         note = Note.parse(value["head"].encode())
-        value["head"] = note.with_signatures(ours.cosign(note.text, 1_800_000_000)).encode().decode()
+        value["head"] = with_signatures(note, ours.cosign(note.text, 1_800_000_000)).encode().decode()
 
     _with_proof(page, add)
     assert "regulator.lesions/witness" in page.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -60,15 +61,15 @@ def test_a_proposal_on_a_used_ledger_takes_what_is_left() -> None:
 def test_rounds_affordable_is_where_the_ledger_stops() -> None:
     plan = replace(PLAN, rounds=80)
     ledger = ledger_for(plan, 4.0)
-    expected = rounds_affordable(ledger.state, plan)
+    state = ledger.state
+    expected = rounds_affordable(plan, partial(state.terms.filter().admit, state.total))
     assert 0 < expected < plan.rounds
     book(ledger, plan, expected)
     with pytest.raises(BudgetExhausted):
         ledger.reserve(run="r", round_number=0, events=plan.round_events(expected + 1), noise=NoiseSource())
-    assert rounds_affordable(ledger.state, plan, first=expected + 1) == 0
-    assert (
-        rounds_affordable(ledger.state, replace(plan, rounds=1, multiplier=50.0, prototypes_sigma=None), first=2) == 0
-    )
+    admit = partial(state.terms.filter().admit, ledger.state.total)
+    assert rounds_affordable(plan, admit, first=expected + 1) == 0
+    assert rounds_affordable(replace(plan, rounds=1, multiplier=50.0, prototypes_sigma=None), admit, first=2) == 0
 
 
 def test_what_no_gradient_noise_can_repair_is_said() -> None:

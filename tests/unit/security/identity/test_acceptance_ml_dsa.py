@@ -13,10 +13,11 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 from lazaret.errors import AuditLogError, ConfigError, ManifestRejected, PolicyViolation
 from security import labels
 from security.clock import ManualClock
+from security.crypto.signing import SigningKey
 from security.identity import acceptance, credentials
 from security.identity.acceptance import seal, sign, unseal
 from security.identity.enrolment import EnrolmentRequest, Identity
-from security.identity.keystore import load_signing_key
+from security.identity.keystore import load_ed25519_key
 from security.identity.pki import Role
 from security.log.opening import create_log
 from security.log.roster import audit_roster
@@ -73,7 +74,7 @@ def test_a_log_keeps_its_key(on: World) -> None:
 def _signed_again(world: World, request: EnrolmentRequest) -> EnrolmentRequest:
     """By a member that has made its key anew."""
     newest = max((world.folder / "graz" / "keys").glob("signing-*.key"), key=lambda path: path.stat().st_mtime_ns)
-    signature = load_signing_key(newest).sign(labels.SIGN_ENROLMENT, request.member, request.digest)
+    signature = SigningKey(load_ed25519_key(newest)).sign(labels.SIGN_ENROLMENT, request.member, request.digest)
     return request.model_copy(update={"signature": signature.hex()})
 
 

@@ -24,8 +24,8 @@ def test_a_key_comes_back_and_only_its_owner_can_read_it(tmp_path: Path) -> None
     keystore.save_private_key(path, key)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert keystore.load_ed25519_key(path).private_bytes_raw() == key.private_bytes_raw()
-    assert keystore.load_signing_key(path).verify_key.raw == key.public_key().public_bytes_raw()
-    assert isinstance(keystore.load_signing_key(path), SigningKey)
+    assert SigningKey(keystore.load_ed25519_key(path)).verify_key.raw == key.public_key().public_bytes_raw()
+    assert isinstance(SigningKey(keystore.load_ed25519_key(path)), SigningKey)
     assert os.listdir(path.parent) == ["signing.key"]
 
 
@@ -87,7 +87,7 @@ def test_the_two_kinds_of_key_are_not_confused(tmp_path: Path) -> None:
     keystore.save_private_key(tmp_path / "tls.key", pki.new_tls_key())
     keystore.save_private_key(tmp_path / "signing.key", pki.new_signing_key())
     with pytest.raises(ConfigError, match="not an Ed25519 key"):
-        keystore.load_signing_key(tmp_path / "tls.key")
+        SigningKey(keystore.load_ed25519_key(tmp_path / "tls.key"))
     with pytest.raises(ConfigError, match="not an ECDSA key"):
         keystore.load_tls_key(tmp_path / "signing.key")
 

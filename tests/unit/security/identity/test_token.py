@@ -83,7 +83,7 @@ def test_a_key_is_made_in_the_token_and_its_file_holds_the_address(tmp_path: Pat
     path = tmp_path / "signing.key"
     keystore.save_private_key(path, key)
     assert path.read_text() == f"{key.uri}\n" and path.stat().st_mode & 0o777 == 0o600
-    loaded = keystore.load_signing_key(path)
+    loaded = SigningKey(keystore.load_ed25519_key(path))
     signature = loaded.sign(b"label\0", "graz", b"field")
     SigningKey(key).verify_key.verify(signature, b"label\0", "graz", b"field")
     with pytest.raises(VerificationFailed):
@@ -283,7 +283,7 @@ def test_keys_of_other_kinds_are_refused(tmp_path: Path, hospital: TokenUri) -> 
     path = tmp_path / "signing.key"
     keystore.save_private_key(path, token.make_tls_key(hospital, "tls of test", SystemRandomness()))
     with pytest.raises(ConfigError, match="not an Ed25519 key"):
-        keystore.load_signing_key(path)
+        SigningKey(keystore.load_ed25519_key(path))
     other = tmp_path / "tls.key"
     keystore.save_private_key(other, token.make_signing_key(hospital, "signing of test", SystemRandomness()))
     with pytest.raises(ConfigError, match="not an ECDSA key"):
@@ -356,7 +356,7 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     path.write_text(f"{URI}\n")
     path.chmod(0o600)
     with pytest.raises(ConfigError, match="python-pkcs11 is not installed") as caught:
-        keystore.load_signing_key(path)
+        SigningKey(keystore.load_ed25519_key(path))
     assert "lazaret[pkcs11]" in str(caught.value.hint)
 
 

@@ -28,7 +28,7 @@ from security.log.note import KeyType, Note, NoteSigner, checkpoint_of
 from security.log.reader import LogReader
 from security.log.writer import AuditLog
 from security.rng import CountedRandomness
-from tests.support.audit_attacks import Lonely, weighty
+from tests.support.audit_attacks import Lonely, weighty, with_signatures
 
 VKEY = "a+00000000+" + "A" * 44
 GENESIS = LogGenesis(
@@ -255,7 +255,7 @@ def test_broken_chains(fault: str) -> None:
     elif fault == "repeated":
         notes[1] = endorse(keys[0], Endorsement(origin=origin, epoch=1, key=keys[0].key))
     elif fault == "two signatures":
-        notes[1] = notes[1].with_signatures(ROOT.sign(notes[1].text))
+        notes[1] = with_signatures(notes[1], ROOT.sign(notes[1].text))
     else:
         notes = []
     with pytest.raises(VerificationFailed):
