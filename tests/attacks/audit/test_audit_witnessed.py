@@ -442,7 +442,7 @@ def test_a_log_given_twice_is_one_log(tmp_path: Path) -> None:
     folders = [*federation.folders, again]
     result = cross(folders, keys_of(folders, federation.root_key))
     assert weighty(result.findings) == set() and len(result.logs) == len(result.histories) + 1
-    assert len(list(result.told)) == len(result.histories)
+    assert len(list(result.pairs)) == len(result.histories)
 
 
 def test_an_older_copy_is_told_from_another_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

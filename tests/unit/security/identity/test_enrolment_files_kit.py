@@ -122,7 +122,7 @@ def test_a_swapped_model_is_taken_without_its_check_twin(world: World, monkeypat
     kit, manifest = Kit.read(written(world)), world.authority.latest(now_ms=world.now)
     fresh(world, "graz")
     assert manifest is not None
-    monkeypatch.setattr(kits, "_digest", lambda _: manifest.model.initial_file)
+    monkeypatch.setattr(kits, "_sha256", lambda _: manifest.model.initial_file)
     installed(changed(kit, model=b"a backdoor"), world)
     assert (world.folder / "model").read_bytes() == b"a backdoor"
 

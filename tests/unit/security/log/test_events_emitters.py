@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[4]
 BOTH, SITE, HUB = "both", "site", "coordinator"
 # Which module makes each event, and in whose log it can be. Modules of security/log work for both.
 EMITTERS = {
-    "log.genesis": (BOTH, "security/log/writer.py"),
+    "log.genesis": (BOTH, "security/log/opening.py"),
     "manifest.adopted": (BOTH, "security/log/writer.py"),
     "run.offered": (SITE, "site_agent/next_run.py"),
     "run.accepted": (SITE, "site_agent/next_run.py"),
@@ -61,7 +61,7 @@ EMITTERS = {
     "net.counter": (BOTH, "security/log/egress.py"),
     "clock.adjusted": (BOTH, "security/log/machine.py"),
     "key.rotated": (BOTH, "security/log/writer.py"),
-    "log.recovered": (BOTH, "security/log/writer.py"),
+    "log.recovered": (BOTH, "security/log/opening.py"),
     "segment.sealed": (BOTH, "security/log/machine.py"),
     "annex.erased": (BOTH, "security/log/writer.py"),
     "operator.action": (BOTH, "security/log/log_commands.py"),
