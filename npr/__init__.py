@@ -8,7 +8,7 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
     config         how a site trains: one frozen object with a digest
     recipe         a manifest's settings, their hash, and the digest of the learning code; without torch
     model          a classifier of timm or MONAI, split into feature extractor and head
-    monai_networks  those of MONAI, an extra
+    monai_networks  those of MONAI, an extra; an exported model as a MONAI bundle
     device         processor or graphics card, precision, and the one way of values to the host
     depthwise      fast weight gradients of depthwise convolutions
     params         which parameters make up the shared vector
@@ -22,7 +22,6 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
     distributed    several processes that train one model
     federation     all sites in one process, without a network
     deployed       a trained model as it is used and exported
-    monai_bundle   an exported model as a MONAI bundle
     metrics        accuracy, AUC and calibration
     bootstrap      confidence intervals by patient
     clinical       sensitivity, PR-AUC, calibration and decision curves of one class against the others

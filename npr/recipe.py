@@ -122,7 +122,6 @@ _CODE = (
     "task.py",
     "training.py",
     "wire_layout.py",
-    "data/augment.py",
     "data/loader.py",
     "dp/clipping.py",
     "dp/engine.py",

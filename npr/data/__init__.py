@@ -10,17 +10,13 @@ Imported by: coordinator, npr, npr.dp, npr.lab, npr.methods, site_agent.
     dataset     the images of one site, its sides, and all sites together
     manifest    a CSV manifest, or one folder for each class
     npz         a data set in one npz file
-    columns     the arrays of an npz file as columns
+    columns     tables: the arrays of an npz file, and CSV files; columns that name DICOM files
     dicom       DICOM files in tables or folders, rows by identifier, and the layout of RSNA-ICH
-    identifiers  names that whoever fills a folder of DICOM files and its reader agree on
     dicom_pixels  from one DICOM file to pixels: frame, rescale, window, colour
-    dicom_decoding  the stored values of one frame, by one decoder for each compression
-    jpeg_heads  what a compressed image says of itself, before a decoder believes it
-    dicom_tables  look-up tables of real values, windows and palettes
+    dicom_decoding  the stored values of one frame, by one decoder for each compression; look-up tables
     fed_isic    Fed-ISIC2019
     generated   generated lesions as a data set, for tests and the demo; class counts of the benchmarks
     lesions     how they are drawn
     store       decoded images in memory or memory-mapped
-    augment     augmentation of batches
-    loader      batches, prepared in the background
+    loader      batches, augmented and prepared in the background
 """

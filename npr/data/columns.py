@@ -12,13 +12,19 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from lazaret.errors import DataError
+
+# Columns of a table that may stand in place of `image`, from the narrowest to the widest: each row then names a file,
+# a series, a study or an order, and labels all files of it.
+IDENTIFIERS: Final = ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "AccessionNumber")
+# In a folder that is filled from an archive: the files that are complete and belong to the data set, one a line.
+LISTING: Final = ".fetched"
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

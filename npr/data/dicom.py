@@ -14,10 +14,9 @@ from typing import Final
 from lazaret.errors import ConfigError, DataError
 from npr.config import LabelsOfImage
 from npr.data.catalogue import NO_LABEL, NO_SITE, SEPARATOR, Catalogue
-from npr.data.columns import Arrays, read_table, text_of
+from npr.data.columns import IDENTIFIERS, LISTING, Arrays, read_table, text_of
 from npr.data.dicom_pixels import DicomView, Window, as_data_error, frame_count, read_header
 from npr.data.generated import ICH_CLASSES
-from npr.data.identifiers import IDENTIFIERS, LISTING
 from npr.data.manifest import UNITS, Row, catalogue_of, load_csv, load_folders
 from npr.data.sides import unit_key
 from npr.data.store import Fault, FaultKind, ImageStorage
@@ -115,9 +114,7 @@ def _frames(rows: Sequence[Row], *, view: DicomView, image_size: int, storage: I
             yield replace(row, id=f"{row.id}#{number}", where=f"{row.where} frame {number}", read=read)
 
 
-def _by_identifier(
-    path: Path, storage: ImageStorage, *, files: Path | None = None
-) -> tuple[list[Row], str] | None:
+def _by_identifier(path: Path, storage: ImageStorage, *, files: Path | None = None) -> tuple[list[Row], str] | None:
     """The rows of a table that names identifiers in place of files; None where it has none.
 
     Files are looked for in `files`, or else in the table's folder, and below. Files that no row names are left out, and

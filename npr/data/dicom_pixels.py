@@ -25,8 +25,7 @@ from pydicom.pixels import apply_color_lut
 from pydicom.uid import JPEGExtended12Bit
 
 from lazaret.errors import ConfigError, DataError
-from npr.data.dicom_decoding import check_inflated, decodable, decoded
-from npr.data.dicom_tables import LookUpTable
+from npr.data.dicom_decoding import LookUpTable, check_inflated, decodable, decoded
 from npr.data.manifest import Decoding
 from npr.data.store import squash
 
@@ -213,9 +212,7 @@ def _rescale(header: pydicom.Dataset, frame: int, where: str) -> tuple[float, fl
         return 1.0, 0.0
     if slope is None or intercept is None:
         kind = "a CT slice" if header.Modality == "CT" else "an image"
-        raise DataError(
-            f"not {kind} with rescale slope and intercept", where=where, hint="export original images"
-        )
+        raise DataError(f"not {kind} with rescale slope and intercept", where=where, hint="export original images")
     if not (math.isfinite(slope) and math.isfinite(intercept) and slope):
         raise DataError("rescale slope or intercept is no number", where=where, hint="export the file again")
     return float(slope), float(intercept)
@@ -255,9 +252,7 @@ def _padding(stored: NDArray[Any], header: pydicom.Dataset) -> NDArray[np.bool_]
     return found
 
 
-def _grey(
-    header: pydicom.Dataset, window: Window | None, frame: int, where: str, hint: str
-) -> NDArray[np.uint8]:
+def _grey(header: pydicom.Dataset, window: Window | None, frame: int, where: str, hint: str) -> NDArray[np.uint8]:
     with as_data_error("pixels cannot be read", where, hint):
         stored = decoded(header, frame)
         padding = _padding(stored, header)

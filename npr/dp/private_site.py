@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lazaret.errors import BudgetExhausted, LocalProtocolError, PolicyViolation
-from npr.data.augment import Augmentation
 from npr.data.dataset import Samples
-from npr.data.loader import Batches
+from npr.data.loader import Augmentation, Batches
 from npr.device import PROCESSOR, Device, to_host
 from npr.dp.engine import check_exact
 from npr.dp.model_rules import check_upstream

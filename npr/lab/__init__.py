@@ -5,23 +5,20 @@ secure` both sides of the real protocol run in one process.
 
 Imported by: nothing; it is run.
 
-    cli         the command
+    cli         the command; the initial model of a federation
     request     from options to a checked plan
     plan        settings and the cells to run
     cell        one training run: train, keep the models, score them on the validation side
     models      trained models and their scores on one side of the data
     predictors  head, prototypes, refitted head and mixtures: prediction as an axis of its own
-    choices     what the validation side chooses, and the one look at test images after it
-    run         one run of a plan
+    run         one run of a plan: what the validation side chooses, and the one look at test images after it
     engines     cells in this process or in worker processes
-    worker      one cell in its own process
     on_ray      cells on a Ray cluster
     store       results.json and the folders of cells
     summary     from cells to the rows of a table
     tables      Markdown tables, and the figures of the paper
     plots       figures (matplotlib)
     secure      the sum of a round through the real protocol
-    export      the initial model of a federation
     plugins     methods and data sets from files of the user
     bench       `npr-lab bench`
     dp_bench    what a private step costs

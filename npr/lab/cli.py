@@ -6,15 +6,16 @@ import ast
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import click
 
+from lazaret.errors import ConfigError
 from lazaret.terminal import log_option, log_to_stderr, remark, run_command
 from npr.config import DeviceSettings
-from npr.lab.export import model
 from npr.lab.plan import Aggregation, LabPlan, parse_assignments, parse_folds, parse_grids, parse_integers
 from npr.tracking import TRACKERS
 
@@ -37,9 +38,6 @@ def cli(plugins: tuple[Path, ...], log_format: str | None) -> None:
 
         announce(plugins)
         load_plugins()
-
-
-cli.add_command(model)
 
 
 def _reports(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,8 +120,13 @@ def list_methods(as_json: bool) -> None:
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Cells that run at a time.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of each cell.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N, mps or xpu.")
-@click.option("--precision", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
-              show_default=True, help="Of the network; float32 on the processor and with --dp.")
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="Of the network; float32 on the processor and with --dp.",
+)
 @click.option("--deterministic", is_flag=True, help="The same bits each time on the same card.")
 @click.option("--micro-batch", type=click.IntRange(1), help="Most images at once, where memory is short.")
 @click.option("--checkpointing", is_flag=True, help="Compute activations twice instead of keeping them.")
@@ -154,9 +157,7 @@ def run(as_json: bool, dry_run: bool, **given: Any) -> None:
         import torch
 
         torch.set_num_threads(threads)
-    engine = Engine(
-        name=given["engine"], workers=given["workers"], threads=threads, address=given["ray_address"]
-    )
+    engine = Engine(name=given["engine"], workers=given["workers"], threads=threads, address=given["ray_address"])
     chosen = {name: given[name] for name in ("reference", "plots", "track")}
     results = run_plan(plan, given["out"], engine=engine, **chosen)
     if as_json:
@@ -224,8 +225,14 @@ def _print_plan(plan: LabPlan, as_json: bool) -> None:
 @click.option("--paper", is_flag=True, help="Our figures next to the paper's tables A to E.")
 @click.option("--dataset", type=click.Choice(["isic", "ich"]), default="isic", show_default=True)
 @click.option("--reference", help="METHOD[:MODEL[:PREDICTOR]] to compare with; intervals need the run's predictions.")
-@click.option("--format", "form", type=click.Choice(["markdown", "csv"]), default="markdown", show_default=True,
-              help="csv: one row for each cell, model and predictor, as pandas reads it.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["markdown", "csv"]),
+    default="markdown",
+    show_default=True,
+    help="csv: one row for each cell, model and predictor, as pandas reads it.",
+)
 @_reports
 def table(results: Path, paper: bool, dataset: Any, reference: str | None, form: str, as_json: bool) -> None:
     """Print the table of a finished (or unfinished) run."""
@@ -289,6 +296,94 @@ def audit(canaries: int, epsilon: float, delta: float, as_json: bool) -> None:
             click.echo(f"{name:<31} found {part['found']:.3f}, allowed {part['allowed']:.3f}: {verdict}")
     if not report["consistent"]:
         sys.exit(1)
+
+
+# The initial model of a federation, as a file for `consortium publish` and for every member.
+
+
+@cli.command(short_help="Write the model that a federation starts from.")
+@click.option("--architecture", default="efficientnet_b0", show_default=True, help="Any of timm, or monai:NAME.")
+@click.option("--weights", default="none", show_default=True, help="none, timm, package or file:PATH#SHA256.")
+@click.option("--classes", required=True, metavar="NAME,NAME,...", help="The classes, in the order of every site.")
+@click.option("--method", default="fednpr-per", show_default=True, help="`npr-lab list` shows them.")
+@click.option("--rounds", type=click.IntRange(1), default=80, show_default=True, help="Length of the run.")
+@click.option("--set", "train", multiple=True, metavar="KEY=VALUE", help="A setting of training or of the method.")
+@click.option("--dp", "private", multiple=True, metavar="KEY=VALUE", help="Private rounds: steps, rate and the like.")
+@click.option("--image-size", type=click.IntRange(8), default=224, show_default=True)
+@click.option("--channels", type=click.Choice(["1", "3"]), default="3", show_default=True)
+@click.option("--drop-rate", type=click.FloatRange(0, 1), default=0.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="For the head and all training.")
+@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), default="initial.safetensors")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+def model(as_json: bool, out: Path, **given: Any) -> None:
+    """Write the model that a federation starts from, with the training settings in its metadata."""
+    from npr.data.catalogue import check_class_list
+    from npr.data.sources import read_class_list
+    from npr.recipe import Recipe
+    from npr.wire_layout import export, spec_of
+
+    classes = read_class_list(given["classes"])
+    if len(classes) < 2:
+        raise ConfigError(
+            f"{given['classes']!r} is no list of classes", where="--classes", hint="names, such as melanoma,nevus,bcc"
+        )
+    recipe = Recipe(
+        config=_config(given["method"], given["train"]),
+        seed=given["seed"],
+        image_size=given["image_size"],
+        in_channels=int(given["channels"]),
+        drop_rate=given["drop_rate"],
+        privacy=_privacy(given["private"], given["method"], given["weights"]),
+    )
+    check_class_list(classes, where="--classes", many=recipe.config.labels == "many")
+    spec = replace(spec_of(given["architecture"], len(classes), recipe), weights=given["weights"])
+    if recipe.privacy is not None:
+        from npr.dp.model_rules import check_upstream
+
+        check_upstream(recipe.config)
+    written = export(out, spec, recipe, rounds=given["rounds"], classes=classes)
+    if as_json:
+        click.echo(json.dumps(asdict(written) | {"path": str(out.resolve())}, indent=1))
+        return
+    click.echo(f"{out}: {written.shared_values:,} values are sent, {len(written.personal)} tensors stay at the sites")
+    click.echo(f"sha256       {written.sha256}\nconfig hash  {written.config_hash}")
+
+
+PRETRAINED: Final = {"trainable": "head", "projection": 128, "rate": "1", "steps": 1, "views": 4, "counts_sigma": "10"}
+"""Defaults for pretrained weights and a method without NPR: what won in benchmarks/results/dp."""
+
+
+def _privacy(texts: tuple[str, ...], method: str, weights: str) -> Any:
+    """What stands for BatchNorm follows from the weights, and whether prototypes are released from the method."""
+    from npr.methods import registry
+    from security.dp.planner import PREFIX, PrivateSettings
+
+    if not texts:
+        return None
+    given, npr = parse_assignments(texts, where="--dp"), registry.get(method).npr
+    settings: dict[str, Any] = {"norm": "group" if weights == "none" else "frozen"}
+    if npr:
+        settings["prototypes_sigma"] = str(PrivateSettings().prototypes_sigma)
+    elif weights != "none" and given.get("trainable", "head") == "head":
+        settings |= PRETRAINED
+    settings |= given
+    return PrivateSettings.of({PREFIX + name: value for name, value in settings.items()}, where="--dp")
+
+
+def _config(method: str, texts: tuple[str, ...]) -> Any:
+    from npr.config import TrainConfig
+    from npr.lab.request import SETTINGS, require_known
+    from npr.methods import registry
+
+    # The laboratory judges every method by the same predictors; a federation's sites predict with the one set here.
+    known = {*SETTINGS, "predict", "predict_mix"}
+    values = parse_assignments(texts, where="--set")
+    own = registry.get(method).method.Options.model_fields
+    for key in values:
+        require_known("setting", key, {*known, *own}, where="--set")
+    fields = {key: value for key, value in values.items() if key in known}
+    options = {key: value for key, value in values.items() if key not in known}
+    return TrainConfig.parse({**fields, "method": method, "method_options": options}, where="--set")
 
 
 def main() -> None:

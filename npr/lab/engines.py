@@ -6,13 +6,15 @@ Both call the same `run_cell`, as does on_ray.py.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Protocol, Self
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -154,7 +156,7 @@ def run_workers(
 
 def _run_process(job: Json, reporter: Reporter, cell: Cell) -> str:
     """Returns what went wrong, or an empty text."""
-    command = [sys.executable, "-m", "npr.lab.worker"]
+    command = [sys.executable, "-m", "npr.lab.engines"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -172,3 +174,43 @@ def _run_process(job: Json, reporter: Reporter, cell: Cell) -> str:
 
 def _teller(reporter: Reporter, cell: Cell) -> Callable[[int, str], None]:
     return lambda number, text: reporter.round_done(cell.key, number, text)
+
+
+# One cell in its own process: `python -m npr.lab.engines`, started by `npr-lab run --workers N`.
+#
+# The job comes as one JSON line on stdin; rounds and the end are reported as JSON lines on stdout. Stdin stays open for
+# as long as the parent lives: when it closes, the worker stops, so that a killed run leaves no process behind.
+
+
+def main() -> int:
+    job: dict[str, Any] = json.loads(sys.stdin.readline())
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    os.environ["OMP_NUM_THREADS"] = str(job["threads"])
+    # Imported only now: torch reads the number of threads when it is loaded.
+    import torch
+
+    from npr.lab.cell import try_cell
+
+    torch.set_num_threads(job["threads"])
+    _, error = try_cell(
+        Settings.model_validate(job["settings"]),
+        Cell.model_validate(job["cell"]),
+        Path(job["directory"]),
+        on_round=lambda number, text: _tell({"round": number, "text": text}),
+    )
+    _tell({"error": error} if error else {"done": True})
+    return 1 if error else 0
+
+
+def _tell(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def _stop_with_parent() -> None:
+    while sys.stdin.readline():
+        pass
+    os._exit(143)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from npr.config import TrainConfig
-from npr.data.augment import Augmentation
 from npr.data.dataset import Samples
-from npr.data.loader import Batches, Sampler
+from npr.data.loader import Augmentation, Batches, Sampler
 from npr.device import PROCESSOR, Device, to_host
 from npr.distributed import ALONE, Group
 from npr.model import SplitModel

@@ -16,7 +16,7 @@ from coordinator.status import overview
 from lazaret.errors import ConfigError, ToolkitError
 from lazaret.terminal import emit, run_command
 from npr.data.sources import open_dataset
-from npr.lab.export import model as model_command
+from npr.lab.cli import model as model_command
 from scripts.local_federation import demo_report
 from scripts.local_federation.processes import ROOT, GaveUp, Party, stop_all, wait_until
 from scripts.local_federation.setup import Grounds, command

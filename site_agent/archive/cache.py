@@ -22,7 +22,7 @@ from typing import Final
 
 from lazaret import files
 from lazaret.errors import ArchiveError, ArchiveObjectError, ConfigError
-from npr.data.identifiers import LISTING
+from npr.data.columns import LISTING
 from site_agent.archive.dicomweb import InstanceName
 from site_agent.archive.table import is_uid
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from lazaret.errors import DataError
-from npr.data.identifiers import IDENTIFIERS
+from npr.data.columns import IDENTIFIERS
 
 _UID: Final = re.compile(r"[0-9]+(\.[0-9]+)+")
 _LONGEST: Final = 64

@@ -27,7 +27,7 @@ from lazaret import files, software
 from lazaret.errors import ConfigError, LocalProtocolError
 from npr.deployed import Pixels, check_onnx, require_onnx, write_onnx
 from npr.model import normalisation
-from npr.monai_bundle import bundle_files
+from npr.monai_networks import bundle_files
 from site_agent.config import SiteConfig
 from site_agent.trainer.evaluation import figures_of
 from site_agent.trainer.model_card import HOSPITAL_ONLY, history_of, hospital_only, model_card
@@ -47,9 +47,7 @@ def check_target(target: Path, *, onnx: bool) -> None:
         require_onnx()
 
 
-def open_for_export(
-    config: SiteConfig, record: SiteRecord, which: Which | None, *, with_prototypes: bool
-) -> Predictor:
+def open_for_export(config: SiteConfig, record: SiteRecord, which: Which | None, *, with_prototypes: bool) -> Predictor:
     """The predictor that the files will hold: without the site's prototypes, unless they are asked for."""
     # On the processor: an ONNX file is written from, and compared with, what everybody can run.
     processor = config.site.model_copy(update={"device": "cpu"})

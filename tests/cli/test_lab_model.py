@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from lazaret.errors import ConfigError, DataError, PolicyViolation
-from npr.lab.cli import cli
-from npr.lab.export import _privacy
+from npr.lab.cli import _privacy, cli
 from security.consortium.drafting import _check_private
 from security.consortium.plan import FederationPlan
 from security.consortium.show import warnings

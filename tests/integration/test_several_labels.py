@@ -17,7 +17,7 @@ from PIL import Image
 
 from npr.data.generated import FINDINGS
 from npr.data.sources import open_dataset
-from npr.lab.export import model as model_command
+from npr.lab.cli import model as model_command
 from npr.metrics import class_aucs
 from scripts.local_federation.processes import Party, stop_all
 from scripts.local_federation.setup import Grounds, command

@@ -11,7 +11,7 @@ import torch
 from npr.data.generated import ISIC_CLASSES
 from npr.data.sources import open_dataset
 from npr.federation import Federation
-from npr.lab.export import model as model_command
+from npr.lab.cli import model as model_command
 from npr.lab.secure import SecureAggregator
 from npr.recipe import recipe_of
 from npr.seeds import secret_seed

@@ -20,9 +20,9 @@ from pydicom.data import get_testdata_file
 
 from lazaret.errors import ConfigError, DataError
 from npr.data import dicom
+from npr.data.columns import LISTING
 from npr.data.dicom import header_units
 from npr.data.generated import ICH_CLASSES, ISIC_CLASSES
-from npr.data.identifiers import LISTING
 from npr.data.sides import KeyedSides, unit_key
 from npr.data.sources import open_catalogue
 from site_agent.config import DataTable
@@ -124,7 +124,7 @@ def npz(folder: Path, rows: list[Listed]) -> Source:
 def fed_isic(folder: Path, rows: list[Listed]) -> Source:
     shown = [f"{row.file},{row.label},0,{row.side}" for row in rows]
     (folder / "train_test_split.csv").write_text("\n".join(["image,target,center,fold", *shown]))
-    lesions = [f'{row.file},{PATIENTS[row.file] or f"nobody {row.file}"}' for row in rows]
+    lesions = [f"{row.file},{PATIENTS[row.file] or f'nobody {row.file}'}" for row in rows]
     (folder / "ISIC_2019_Training_Metadata.csv").write_text("\n".join(["image,lesion_id", *lesions]))
     return f"fed-isic:{folder}", ISIC_CLASSES, "rosendahl"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.status import overview
 from lazaret.errors import ConfigError
 from npr.data.generated import ISIC_CLASSES
-from npr.lab.export import model as model_command
+from npr.lab.cli import model as model_command
 from scripts.local_federation.processes import Party, stop_all, wait_until
 from scripts.local_federation.setup import Grounds, command
 

@@ -213,8 +213,17 @@ def test_noise_that_sites_share_on_a_card(toy: Toy) -> None:
     schedule = Schedule(
         rounds=1, steps=1, rate=RATE_ONE, multiplier=1.0, clip=1.0, prototypes_sigma=None, prototypes_every=1
     )
-    plain = toy("fedavg", counts=((4, 4, 4, 4),) * 3, optimizer="sgd", learning_rate=0.1, augmentation="none",
-                milestones=(), weight_decay=0.0, assign="nearest", predict="head")
+    plain = toy(
+        "fedavg",
+        counts=((4, 4, 4, 4),) * 3,
+        optimizer="sgd",
+        learning_rate=0.1,
+        augmentation="none",
+        milestones=(),
+        weight_decay=0.0,
+        assign="nearest",
+        predict="head",
+    )
     plan = PrivateSchedule(
         schedule=schedule, cap=1000.0, delta=1e-5, trainable="head", projection=6, noise="shared", colluders=0
     )
@@ -314,7 +323,7 @@ READERS = {"numpy", "tolist", "item", "cpu"}
 # Host data from the start: tables, files, plots, and arrays of numpy, which have `tolist` too.
 HOST_ONLY = {
     "npr/bootstrap.py", "npr/metrics.py", "npr/dp/audit.py", "npr/dp/releases.py", "npr/lab/bench.py",
-    "npr/lab/plots.py", "npr/lab/choices.py", "npr/lab/dp_bench.py", "npr/device.py",
+    "npr/lab/plots.py", "npr/lab/run.py", "npr/lab/dp_bench.py", "npr/device.py",
 }  # fmt: skip
 
 

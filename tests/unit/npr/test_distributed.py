@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import FileStore
 
 from lazaret.errors import ConfigError
-from npr.data.augment import Augmentation
-from npr.data.loader import Batches
+from npr.data.loader import Augmentation, Batches
 from npr.distributed import Group
 from npr.methods.site import Site
 from npr.training import LocalReport

@@ -22,11 +22,8 @@ NOT_COVERED = {
     "data/dicom.py",
     "data/dicom_decoding.py",
     "data/dicom_pixels.py",
-    "data/dicom_tables.py",
     "data/fed_isic.py",
     "data/generated.py",
-    "data/identifiers.py",
-    "data/jpeg_heads.py",
     "data/lesions.py",
     "data/manifest.py",
     "data/npz.py",
@@ -38,7 +35,6 @@ NOT_COVERED = {
     "dp/federation.py",
     "federation.py",
     "metrics.py",
-    "monai_bundle.py",
     "tracking.py",
 }
 

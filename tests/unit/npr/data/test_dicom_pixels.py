@@ -21,8 +21,8 @@ from pydicom.uid import (
 )
 
 from lazaret.errors import ConfigError, DataError
+from npr.data.columns import LISTING
 from npr.data.dicom_pixels import _FILTER, MODALITIES, DicomView, Window, as_data_error, read_header, render
-from npr.data.identifiers import LISTING
 from npr.data.sources import inspect_images, open_catalogue, survey
 from tests.support.dicom_images import GREY, drawn, packed, saved
 

@@ -12,10 +12,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from lazaret.errors import ConfigError
-from npr.data.augment import Augmentation
 from npr.data.dataset import Samples
 from npr.data.generated import FINDINGS, ISIC_SITES, ISIC_TEST, ISIC_TRAIN, GeneratedSpec, generate
-from npr.data.loader import Batches
+from npr.data.loader import Augmentation, Batches
 from npr.data.sources import open_catalogue, open_dataset
 from npr.metrics import balanced_accuracy
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from lazaret.errors import ConfigError, DataError
-from npr.data.augment import Augmentation
-from npr.data.loader import Batches
+from npr.data.loader import Augmentation, Batches
 
 HALF = (0.5, 0.5, 0.5)
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from lazaret.errors import ConfigError, DataError
-from npr.data.augment import Augmentation
-from npr.data.loader import Batches
+from npr.data.loader import Augmentation, Batches
 from npr.data.sources import open_catalogue, open_dataset
 from npr.data.store import ImageStorage
 

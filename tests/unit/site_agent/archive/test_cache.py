@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ArchiveError, ArchiveObjectError, ConfigError
-from npr.data.identifiers import LISTING
+from npr.data.columns import LISTING
 from site_agent.archive.cache import ArchiveCache, open_cache, prepare
 from site_agent.archive.dicomweb import InstanceName
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from lazaret.errors import ArchiveError
-from npr.data.identifiers import LISTING
+from npr.data.columns import LISTING
 from site_agent.archive.access import ArchiveAccess
 from site_agent.archive.cache import open_cache, prepare
 from site_agent.archive.dicomweb import ACCESSION, INSTANCE, MODALITY, SERIES, STUDY, ArchiveClient
@@ -67,9 +67,7 @@ def archive() -> Iterator[Archive]:
 def run(archive: Archive, folder: Path, table: str = "", query: str = "labels=t.csv") -> FetchSummary:
     (folder / "t.csv").write_text(table)
     source = ArchiveSource.parse(f"dicomweb:http://127.0.0.1:{archive.server.port}/?{query}", folder)
-    access = ArchiveAccess(
-        host="127.0.0.1", port=archive.server.port, root="", tls=None, authorization="", timeout=5
-    )
+    access = ArchiveAccess(host="127.0.0.1", port=archive.server.port, root="", tls=None, authorization="", timeout=5)
     client = ArchiveClient(access, sleep=lambda seconds: None)
     with open_cache(prepare(folder / "cache"), 10_000) as cache:
         return fetch(client, search(client, source, tell=lambda *_: None), cache, tell=lambda *_: None)

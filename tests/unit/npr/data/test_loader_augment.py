@@ -9,7 +9,7 @@ from PIL import Image
 from scipy.ndimage import correlate1d
 
 from lazaret.errors import ConfigError
-from npr.data.augment import Augmentation, Blur, blur, blur_matrix, flip, rotate
+from npr.data.loader import Augmentation, Blur, blur, blur_matrix, flip, rotate
 
 
 def batch(rows=6, size=16, seed=0):
