@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lazaret import software
-from lazaret.stopping import ending_well
+from lazaret.process import ending_well
 from lazaret.terminal import config_option, late_group, log_option, log_to_stderr, run_command
 
 with_config = config_option(Path("coordinator.toml"), "This coordinator's configuration.")

@@ -40,7 +40,7 @@ from coordinator.run_queue import RunQueue, StopFile
 from coordinator.send_queue import BULKY, Stream
 from coordinator.storage import Storage
 from coordinator.witness import Letter, WitnessDesk
-from lazaret import malloc
+from lazaret import process
 from lazaret.control import PauseFile
 from lazaret.errors import DataError, PolicyViolation, RemoteProtocolError, ToolkitError
 from security.clock import Clock
@@ -319,7 +319,7 @@ class Shell:
             case records.SurvivorsShown():
                 self.books.survivors(self._current())
             case records.QuorumShown():
-                malloc.give_back()  # what the uploads needed, before the sum is opened
+                process.release_memory()  # what the uploads needed, before the sum is opened
             case records.ResultShown(result=result):
                 self.books.published(self._attempt_of(result.context.ctx()))
 

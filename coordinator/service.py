@@ -21,13 +21,12 @@ from coordinator.ingress_log import Arrived
 from coordinator.run import Shell
 from coordinator.send_queue import Stream, Turns
 from coordinator.status import RunPresence
-from lazaret import malloc
+from lazaret import process
 from lazaret.control import BY_SIGNAL, NEXT_RUN
 from lazaret.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from lazaret.files import naming
 from lazaret.kernel_bytes import Meter, meter
-from lazaret.service_manager import ServiceManager
-from lazaret.stopping import stop_on_signals
+from lazaret.process import ServiceManager, stop_on_signals
 from protos.parse import FROM_SITE, Parcel
 from security.clock import SystemClock
 from security.crypto.ring import FRAME_BYTES
@@ -407,7 +406,7 @@ def run_until_stopped(
 ) -> None:
     """A coordinator from start to end. An aggregation under way is finished or aborted first, if that can be done
     soon."""
-    malloc.keep_small()
+    process.limit_heaps()
     manager, counted = ServiceManager(), meter()
     while _one_run(config, base, shell_type, service_type, manager, counted):
         log.info("the next run begins")
@@ -423,7 +422,7 @@ def _one_run(
 ) -> bool:
     """Until the coordinator is stopped, or its run is over and another one waits: True, which is then installed."""
     ready = prepare(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
-    malloc.settle()
+    process.freeze_objects()
     seen = RunPresence(ready.shell, ready.manifest, config)
 
     async def serve() -> bool:

@@ -15,9 +15,7 @@ Imported by: coordinator, lazaret.web, npr, protos, security, site_agent.
     settings   TOML files of people, read strictly into pydantic models
     terminal   output, logs, progress, questions and exit codes of all commands
     checks     the lines of a `check` command and how they are run; disk and memory
-    malloc     settings of the C library's memory
-    stopping   how a process ends on a signal
-    service_manager  what a service tells systemd: ready, alive
+    process    how a process ends on a signal, tells systemd that it is alive, and keeps its memory small
     software   digests of the running code and its dependencies, for the privacy log
     kernel_bytes  what the kernel has sent and received for this process, and for its network namespace
     web        the read-only pages: server, access, paths

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from lazaret import archive, control, malloc, software
+from lazaret import archive, control, process, software
 from lazaret.control import PauseFile
 from lazaret.errors import CertificateNameMismatch, ConfigError
 from protos.schema import schema_digest
@@ -61,7 +61,7 @@ def assemble(
 
     :param agent_type: the class that carries out effects.
     """
-    malloc.keep_small()
+    process.limit_heaps()
     archive.refuse_moved(config.state)
     control.refuse_set_back(config.state)
     identity = Identity(folder=config.identity)

@@ -11,8 +11,7 @@ import click
 
 from lazaret import software
 from lazaret.errors import ConfigError
-from lazaret.service_manager import ServiceManager
-from lazaret.stopping import ending_well, stop_on_signals
+from lazaret.process import ServiceManager, ending_well, stop_on_signals
 from lazaret.terminal import late_group, log_option, log_to_stderr, run_command
 from site_agent.options import own_process, with_config
 
@@ -59,7 +58,6 @@ Group = late_group(
         },
     }
 )
-
 
 
 @click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from lazaret.errors import ConfigError
-from lazaret.stopping import ENDING
+from lazaret.process import ENDING
 from lazaret.terminal import say
 from security.clock import Clock, ManualClock, SystemClock
 from security.identity.enrolment import Identity
@@ -136,9 +136,7 @@ def _logged_run(log: Path, run: str) -> LoggedRun:
         root=newest.checkpoint.root.hex(),
         witnessed=witnessed.checkpoint.size if witnessed else 0,
         findings=tuple(f"{one.code}: {one.detail}" for one in findings),
-        records=tuple(
-            record for record in LogReader(log).records() if record.seq < size and record.run in (run, None)
-        ),
+        records=tuple(record for record in LogReader(log).records() if record.seq < size and record.run in (run, None)),
     )
 
 
@@ -224,9 +222,7 @@ def _in_child(
     folders = Folders.make(path for path in (target, store) if path is not None)
     _go_on_in_child(folders)
     card = card_files(config.site.device)
-    found = isolation.enter(
-        config.site.isolation, read=read, write=[*write, *folders.writable], deny=deny, card=card
-    )
+    found = isolation.enter(config.site.isolation, read=read, write=[*write, *folders.writable], deny=deny, card=card)
     staged = [None if path is None else folders.staged[path] for path in (target, store)]
     return Workplace(isolation=found, record=record, target=staged[0], store=staged[1])
 

@@ -17,8 +17,7 @@ from lazaret import software
 from lazaret.checks import free_bytes
 from lazaret.errors import ConfigError, ToolkitError
 from lazaret.web.access import Guard, require_loopback
-from lazaret.web.pages import Pages, exposition
-from lazaret.web.server import WebServer
+from lazaret.web.server import Pages, WebServer, exposition
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
 from site_agent.run import Agent

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from lazaret.errors import ConfigError
-from lazaret.stopping import block_signals
+from lazaret.process import block_signals
 from lazaret.terminal import emit, log_to_stderr, progress, say, show_progress
 from npr.tracking import TRACKERS, TrackedRun, open_tracker
 from security.clock import SystemClock

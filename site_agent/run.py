@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lazaret import malloc
+from lazaret import process
 from lazaret.errors import AuditLogError, CodecError, DataError, LocalProtocolError, PolicyViolation, ToolkitError
 from protos.parse import FROM_COORDINATOR
 from security.clock import Clock
@@ -273,7 +273,7 @@ class Agent:
     def _advance(self, effect: Advanced) -> None:
         """A new model is in force: nothing of its round is sent again, so its update can go."""
         log.info("round %d: sum of %d sites accepted", effect.round, len(effect.survivors))
-        malloc.give_back()  # what masks and sum needed
+        process.release_memory()  # what masks and sum needed
         self.state_dir.forget(effect.round)
         if self._landing is not None and result_digests(self._landing.result)[2] == effect.result:
             self.state_dir.keep_covered(self._landing)  # a state that came whole is covered already

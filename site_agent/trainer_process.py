@@ -21,7 +21,7 @@ from threading import Lock, Timer
 from typing import Final, Protocol
 
 from lazaret.errors import ConfigError
-from lazaret.stopping import ENDING
+from lazaret.process import ENDING
 from security.identity.token import PIN_VARIABLE, pin_files
 from site_agent.config import SiteConfig
 

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import protos.tls  # noqa: F401  # imported for what it does to the environment
-from lazaret import malloc
+from lazaret import process
 
 IMPORTED = 50_000  # objects; torch alone makes three times as many
 
@@ -39,7 +39,7 @@ def quick_collections() -> None:
     """What was imported stays: collections, which agents ask for in every round, need not look at it. An agent that
     ends thaws what it froze, and this with it."""
     if gc.get_freeze_count() < IMPORTED:
-        malloc.settle()
+        process.freeze_objects()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.send_queue import Stream
 from coordinator.service import Service, run_until_stopped
 from lazaret.errors import ToolkitError
-from lazaret.stopping import ending_well, stop_on_signals
+from lazaret.process import ending_well, stop_on_signals
 from lazaret.terminal import run_command
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from scripts.local_federation.known_updates import make_number_learner

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from lazaret.stopping import ending_well, stop_on_signals
+from lazaret.process import ending_well, stop_on_signals
 from lazaret.terminal import run_command
 from scripts.local_federation.fail_points import MortalAgent
 from scripts.local_federation.known_updates import make_number_learner

@@ -23,8 +23,7 @@ from lazaret import software
 from lazaret.checks import free_bytes
 from lazaret.errors import ConfigError
 from lazaret.web.access import Address, Guard, read_token
-from lazaret.web.pages import Pages, assets, exposition
-from lazaret.web.server import WebServer
+from lazaret.web.server import Pages, WebServer, assets, exposition
 from security.identity.enrolment import Identity
 from security.log.roster import audit_roster
 

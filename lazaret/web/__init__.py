@@ -7,7 +7,6 @@ Imported by: coordinator, site_agent.
 
     access       which addresses and host names are allowed, and the token
     http         requests and answers as values
-    pages        from a path to its content
     connection   uvicorn and h11 with limits of our own
-    server       the socket, in a thread of its own
+    server       from a path to its content; the socket, in a thread of its own
 """

@@ -1,23 +1,36 @@
-"""The one place of these pages with a socket: a thread of its own with a loop of its own, so that who looks at a page
-never keeps the party behind it waiting.
+"""What serves the pages: the socket, and from paths to content.
+
+The socket has a thread of its own with a loop of its own, so that who looks at a page never keeps the party behind it
+waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import weakref
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from importlib import resources
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from lazaret.errors import ConfigError
-from lazaret.web.access import Address
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from lazaret.errors import ConfigError, ToolkitError
+from lazaret.web.access import Address, Guard
+from lazaret.web.http import Request, Response
 
 if TYPE_CHECKING:
     from uvicorn import Server
 
     from lazaret.web.connection import Answer
+
+log = logging.getLogger("web")
 
 SECONDS: Final = 15  # for a request to come, and again for its answer to be taken
 MOST_CONNECTIONS: Final = 64
@@ -111,3 +124,60 @@ def _listening(address: Address) -> list[socket.socket]:
             hint="is the port in use, or the address not of this host?",
         ) from error
     return sockets
+
+
+# From paths to content: files of the package, and values made when they are asked for.
+
+
+Source = Callable[[], Response]
+_KINDS: Final = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+}
+
+
+def assets(package: str, *names: str) -> dict[str, Source]:
+    """Files in the folder `assets` of a package, by path; `index.html` is the page itself."""
+    found: dict[str, Source] = {}
+    for name in names:
+        data = resources.files(package).joinpath("assets", name).read_bytes()
+        found["/" if name == "index.html" else f"/{name}"] = _always(Response.of(data, _KINDS[name.rpartition(".")[2]]))
+    return found
+
+
+def _always(response: Response) -> Source:
+    return lambda: response
+
+
+class Pages:
+    """All that can be asked for. Called from one thread."""
+
+    def __init__(self, routes: Mapping[str, Source], guard: Guard) -> None:
+        self._routes = routes
+        self._guard = guard
+
+    def answer(self, request: Request) -> Response:
+        refusal = self._guard.refusal(request)
+        if refusal is not None:
+            return refusal
+        source = self._routes.get(self._guard.path(request))
+        if source is None:
+            return Response.refusal(HTTPStatus.NOT_FOUND)
+        try:
+            return source().for_request(request)
+        except (ToolkitError, OSError) as error:
+            # A database in the middle of its first second, a folder that is being moved: the page asks again.
+            log.warning("%s: %s", self._guard.path(request), error)
+            return Response.refusal(HTTPStatus.SERVICE_UNAVAILABLE, Retry_After="1")
+        except Exception:
+            # A fault of ours: told to the operator, not to who asked, and the next request is answered again.
+            log.exception("%s", self._guard.path(request))
+            return Response.refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def exposition(collector: Collector) -> Response:
+    """What a collector tells, from a registry of its own: nothing of other libraries slips in."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return Response(body=generate_latest(registry), kind=CONTENT_TYPE_LATEST)

@@ -16,7 +16,7 @@ import click
 
 from coordinator.config import CoordinatorConfig
 from coordinator.service import run_until_stopped
-from lazaret.stopping import ending_well, stop_on_signals
+from lazaret.process import ending_well, stop_on_signals
 from lazaret.terminal import run_command
 from scripts.local_federation.fail_points import MortalAgent, MortalService, MortalShell
 from scripts.local_federation.known_updates import make_number_learner

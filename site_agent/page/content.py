@@ -23,8 +23,7 @@ from lazaret.errors import ToolkitError
 from lazaret.terminal import say
 from lazaret.web.access import Guard, require_loopback
 from lazaret.web.http import Response
-from lazaret.web.pages import Pages, assets
-from lazaret.web.server import WebServer
+from lazaret.web.server import Pages, WebServer, assets
 from security.clock import Clock, SystemClock
 from security.log.events import Egress, EgressBlocked, RoundDeclined
 from security.log.reader import LogFollower

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import click
 
 from lazaret.errors import ConfigError, ToolkitError
-from lazaret.stopping import block_signals, end, end_on_signals, leave_on_signals
+from lazaret.process import block_signals, end, end_on_signals, leave_on_signals
 from lazaret.terminal import log_to_stderr, run_command, show_progress
 from site_agent.config import INITIAL, SiteConfig
 from site_agent.trainer import isolation, kernel
@@ -66,9 +66,7 @@ def isolate(
     )
 
 
-def serve(
-    config: SiteConfig, connection: socket.socket, *, look: bool = False, closed: Sequence[Path] = ()
-) -> None:
+def serve(config: SiteConfig, connection: socket.socket, *, look: bool = False, closed: Sequence[Path] = ()) -> None:
     """Isolate this process, say what holds, and work for the agent until it is gone."""
     try:
         scratch = Path(tempfile.gettempdir())

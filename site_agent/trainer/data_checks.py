@@ -14,7 +14,7 @@ import numpy as np
 
 from lazaret.checks import CheckList, Line, Unchecked, ok, problem, run, shared, tried, warning
 from lazaret.errors import LocalProtocolError, ToolkitError
-from lazaret.stopping import end
+from lazaret.process import end
 from lazaret.terminal import show_progress
 from npr.data.catalogue import NO_SITE, assemble
 from npr.data.dataset import FederatedDataset, Samples, SiteData

@@ -14,9 +14,9 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Final, get_args, get_type_hints
 
-from lazaret import malloc
+from lazaret import process
 from lazaret.errors import LocalProtocolError, PolicyViolation, ToolkitError
-from lazaret.stopping import end
+from lazaret.process import end
 from security.crypto import encoding
 from security.dp.accountant import MechanismEvent
 from security.dp.ledger import LedgerState, Reservation, Terms
@@ -82,7 +82,7 @@ class OrderLoop:
         try:
             return self._received.get(timeout=REST_SECONDS)
         except Empty:
-            malloc.trim()
+            process.trim_heap()
             return self._received.get()
 
     def report_attempts(self) -> None:

@@ -14,7 +14,7 @@ from coordinator.assembly import assemble as assemble_coordinator
 from coordinator.config import CoordinatorConfig
 from coordinator.run import Shell
 from coordinator.service import Service, close_coordinator
-from lazaret import malloc
+from lazaret import process
 from lazaret.control import BY_SIGNAL, NEXT_RUN
 from security.clock import ManualClock
 from security.consortium.authority import Authority
@@ -72,7 +72,7 @@ def small_study(folder: Path, sites: tuple[str, ...] = SITES, *, rounds: int = 5
 def quick_starts() -> Iterator[None]:
     """For many starts in one process: collections that torch makes slow are left out."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(malloc, "give_back", lambda: None)
+        patched.setattr(process, "release_memory", lambda: None)
         yield
 
 

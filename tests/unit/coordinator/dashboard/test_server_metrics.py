@@ -18,7 +18,7 @@ from coordinator.phases import RunPhase
 from coordinator.round_history import Figures
 from lazaret import checks, software
 from lazaret.alerts import CERTIFICATE_DAYS, LEAST_FREE
-from lazaret.web.pages import exposition
+from lazaret.web.server import exposition
 from security.log.roster import audit_roster
 from security.secagg import records
 from security.secagg.effects import Persist

@@ -12,7 +12,7 @@ import pytest
 from lazaret.errors import ConfigError
 from lazaret.web.access import Address, Guard, read_token, require_loopback
 from lazaret.web.http import Request, Response
-from lazaret.web.pages import Pages
+from lazaret.web.server import Pages
 
 TOKEN = "s3cret-token-of-sufficient-length"
 SECRET = Response.of(b"what is shown", "text/plain")

@@ -28,8 +28,7 @@ from lazaret.errors import ConfigError, DataError
 from lazaret.web.access import Address, Guard
 from lazaret.web.connection import MOST_REQUESTS
 from lazaret.web.http import MAX_HEAD, Response
-from lazaret.web.pages import Pages, assets
-from lazaret.web.server import MOST_CONNECTIONS, MOST_SOCKETS, WebServer
+from lazaret.web.server import MOST_CONNECTIONS, MOST_SOCKETS, Pages, WebServer, assets
 
 HERE = Address(host="127.0.0.1", port=0)
 

@@ -18,7 +18,7 @@ from safetensors.numpy import save
 
 from lazaret.control import STALE_MS
 from lazaret.errors import ConfigError
-from lazaret.web.pages import exposition
+from lazaret.web.server import exposition
 from security.audit.facts import read_history
 from security.dp.accountant import dp_sgd_event, rate_at_least
 from security.dp.ledger import Ledger, Terms, Unit

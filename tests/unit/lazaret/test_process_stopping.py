@@ -8,18 +8,18 @@ import sys
 
 import pytest
 
-from lazaret.stopping import ENDING
+from lazaret.process import ENDING
 
 BEGINNING = """
 import time
-from lazaret.stopping import ending_well
+from lazaret.process import ending_well
 with ending_well():
     print("ready", flush=True)
     time.sleep(60)
 """
 SERVING = """
 import asyncio
-from lazaret.stopping import ending_well, stop_on_signals
+from lazaret.process import ending_well, stop_on_signals
 
 async def serve():
     stopped = asyncio.Event()
@@ -34,7 +34,7 @@ with ending_well():
 # A signal in a callback of Python's own, as imports have them: what it raises there is printed and dropped.
 DROPPED = """
 import asyncio, os, signal, weakref
-from lazaret.stopping import ending_well, stop_on_signals
+from lazaret.process import ending_well, stop_on_signals
 
 class Thing:
     pass
@@ -54,7 +54,7 @@ with ending_well():
 """
 # As in a long computation of a library: the main thread does not come back to Python.
 COMPUTING = """
-from lazaret.stopping import block_signals, end_on_signals
+from lazaret.process import block_signals, end_on_signals
 block_signals()
 end_on_signals()
 print("ready", flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lazaret.web.pages import assets
+from lazaret.web.server import assets
 
 ROOT = Path(__file__).parents[4]
 TOP = ("coordinator", "lazaret", "security", "site_agent")

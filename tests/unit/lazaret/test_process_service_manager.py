@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lazaret.service_manager import ServiceManager
+from lazaret.process import ServiceManager
 
 
 class Listener:
