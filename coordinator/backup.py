@@ -20,9 +20,9 @@ from coordinator.cli import with_config
 from coordinator.commands import open_for_people
 from coordinator.config import CoordinatorConfig
 from coordinator.storage import Storage
-from lazaret import archive, control, copies, software
+from lazaret import archive, control, software
 from lazaret.archive import ArchiveContents
-from lazaret.copies import BACKUP, EVERYTHING, MOVE, NEITHER, CopyTable
+from lazaret.control import BACKUP, EVERYTHING, MOVE, NEITHER, CopyTable
 from lazaret.errors import ConfigError
 from lazaret.terminal import emit, say
 from security.clock import Clock, SystemClock
@@ -67,7 +67,7 @@ def _sources(path: Path, kinds: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
     yield "coordinator.toml", path
     if (model := base / config.initial_model).exists():
         yield "initial.safetensors", model
-    yield from copies.sources(_places(config, base), kinds)
+    yield from control.copied_files(_places(config, base), kinds)
 
 
 def back_up(path: Path, target: Path, *, now_ms: int) -> ArchiveContents:
@@ -95,7 +95,7 @@ def move_away(path: Path, target: Path, *, now_ms: int) -> ArchiveContents:
             state,
             target,
             lambda: _sources(path, EVERYTHING),
-            copies.keys_in(identity),
+            control.keys_in(identity),
             lambda: _statement(identity, now_ms),
         )
 
@@ -113,9 +113,9 @@ def restore_coordinator(
     :returns: what the archive said, and the request for the new member's certificates.
     """
     with member_copies.unpacked(source, folder, Role.COORDINATOR, options) as (staging, contents):
-        copies.place_here(staging / "coordinator.toml")
+        control.place_here(staging / "coordinator.toml")
         config, base = CoordinatorConfig.read(staging / "coordinator.toml")
-        copies.check_places({"identity": base / config.identity, "state": base / config.state}, staging)
+        control.check_places({"identity": base / config.identity, "state": base / config.state}, staging)
         if contents.kind == "move":
             return contents, None
         hosts = tuple(contents.about["hosts"])
@@ -171,7 +171,7 @@ def backup(config_path: Path, target: Path, move: bool, as_json: bool) -> None:
     """Write a copy of this coordinator to TARGET: without keys, while it may run; or, with --move, all of it."""
     now = SystemClock().now_ms()
     contents = move_away(config_path, target, now_ms=now) if move else back_up(config_path, target, now_ms=now)
-    copies.say_copied(contents, target, program="coordinator", as_json=as_json)
+    control.say_copied(contents, target, program="coordinator", as_json=as_json)
 
 
 @click.command()
@@ -199,7 +199,7 @@ def recover(file: Path, config_path: Path, completed: int | None, as_json: bool)
 
 
 def _rows(config_path: Path) -> Iterator[dict[str, Any]]:
-    yield from copies.rows(_places(*CoordinatorConfig.read(config_path)))
+    yield from control.file_rows(_places(*CoordinatorConfig.read(config_path)))
 
 
-state = copies.state_command(_rows, with_config, "this coordinator")
+state = control.state_command(_rows, with_config, "this coordinator")

@@ -8,10 +8,9 @@ Imported by: coordinator, lazaret.web, npr, protos, security, site_agent.
     commands   the five commands as they are installed, each with the extra that it needs
     errors     one tree of errors with stable codes; each has a message, a place and a hint
     alerts     hooks of the operator that hear when something needs a person
-    control    pause and present state: two small files between people and a running process
+    control    a state folder beside the process that uses it: pauses, its present state, finished runs, copies
     files      reading and writing so that a refusal of the disk names the file
     archive    archives of a party's files, checked when they are unpacked; the mark of one that has moved
-    copies     which files of a party are in which kind of copy
     settings   TOML files of people, read strictly into pydantic models
     terminal   output, logs, progress, questions and exit codes of all commands
     checks     the lines of a `check` command and how they are run; disk and memory

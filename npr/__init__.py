@@ -14,10 +14,8 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
     params         which parameters make up the shared vector
     wire_layout    from a model to the layout of the vector, and back
     task           one label of an image or several: targets, losses, prototypes and probabilities
-    plugin         a method of one's own: the bytes of its file, run in this process
     losses         losses on features and logits
-    sinkhorn       balanced assignment of features to prototypes
-    prototypes     the prototypes of a site
+    prototypes     the prototypes of a site, and the balanced assignment of features to them (Sinkhorn)
     training       the inner loop
     distributed    several processes that train one model
     federation     all sites in one process, without a network

@@ -202,7 +202,7 @@ def build_model(spec: ModelSpec) -> SplitModel:
         head = linear(spec.projection if projection else width, spec.num_classes, derive(spec.seed, "head"))
     model = SplitModel(extractor, head, projection=projection, drop_rate=spec.drop_rate)
     if spec.norm != "batch":
-        from npr.dp.model_rules import without_batch_norm
+        from npr.dp.engine import without_batch_norm
 
         without_batch_norm(model, pretrained=spec.norm == "frozen")
     if spec.trainable == "adapters":

@@ -33,8 +33,7 @@ Imported by: site_agent.archive, site_agent.checks, site_agent.page, site_agent.
     privacy          what a private federation costs this site
     budget           the privacy ledger of a running agent
     state_dir        the state folder
-    backup           `backup`, `restore` and `state`: copies that cannot lead to a mask that is used twice
-    ledger_copies    privacy ledgers in such copies: what was spent stays spent
+    backup           `backup`, `restore` and `state`: copies that cannot lead to a mask or a budget that is used twice
     state_writer     the write-ahead log, and the next model while it arrives
     status           `site-agent status`
     metrics          `/metrics` of an agent

@@ -34,8 +34,15 @@ from site_agent.options import OWN_PROCESS
 from site_agent.state_dir import read_state
 from site_agent.state_writer import read_records
 from site_agent.trainer import isolation, kernel
-from site_agent.trainer.file_access import cache_folder, card_files, data_folders, data_path, image_folders, made
-from site_agent.trainer.isolation import Isolation
+from site_agent.trainer.isolation import (
+    Isolation,
+    cache_folder,
+    card_files,
+    data_folders,
+    data_path,
+    image_folders,
+    made,
+)
 from site_agent.trainer.personal_state import LoggedRun, SiteRecord
 
 # What every log of an agent that is running shows: the card is about the entries up to the newest checkpoint.

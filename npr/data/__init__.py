@@ -15,8 +15,7 @@ Imported by: coordinator, npr, npr.dp, npr.lab, npr.methods, site_agent.
     dicom_pixels  from one DICOM file to pixels: frame, rescale, window, colour
     dicom_decoding  the stored values of one frame, by one decoder for each compression; look-up tables
     fed_isic    Fed-ISIC2019
-    generated   generated lesions as a data set, for tests and the demo; class counts of the benchmarks
-    lesions     how they are drawn
+    generated   lesions that are drawn, as a data set for tests and the demo; class counts of the benchmark
     store       decoded images in memory or memory-mapped
     loader      batches, augmented and prepared in the background
 """

@@ -16,13 +16,14 @@ from npr.config import LabelsOfImage
 from npr.data.catalogue import NO_LABEL, NO_SITE, SEPARATOR, Catalogue
 from npr.data.columns import IDENTIFIERS, LISTING, Arrays, read_table, text_of
 from npr.data.dicom_pixels import DicomView, Window, as_data_error, frame_count, read_header
-from npr.data.generated import ICH_CLASSES
 from npr.data.manifest import UNITS, Row, catalogue_of, load_csv, load_folders
 from npr.data.sides import unit_key
 from npr.data.store import Fault, FaultKind, ImageStorage
 
 log = logging.getLogger("npr.data")
 
+# Alphabetical, as in the RSNA challenge; the split file itself holds only numbers.
+ICH_CLASSES: Final = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 RSNA_LABELS: Final = "stage_2_train.csv"  # of the challenge
 _ANY: Final = "any"  # its sixth row for each slice: whether one of the others is there
 

@@ -296,7 +296,7 @@ def _trainable_layers(model: nn.Module) -> list[nn.Module]:
         if not own:
             continue
         if not supports(layer):
-            raise ConfigError(unsupported(layer), where=name, hint="freeze it, or replace it (npr.dp.model_rules)")
+            raise ConfigError(unsupported(layer), where=name, hint="freeze it, or replace it (`npr.dp.engine`)")
         for parameter in own:
             if id(parameter) in owners:
                 raise ConfigError(f"{name} shares a parameter with {owners[id(parameter)]}: norms miss the cross term")

@@ -21,8 +21,7 @@ from lazaret.errors import BudgetExhausted, LocalProtocolError, PolicyViolation
 from npr.data.dataset import Samples
 from npr.data.loader import Augmentation, Batches
 from npr.device import PROCESSOR, Device, to_host
-from npr.dp.engine import check_exact
-from npr.dp.model_rules import check_upstream
+from npr.dp.engine import check_exact, check_upstream
 from npr.dp.releases import (
     PrivateCounts,
     PrivatePrototypes,
@@ -309,7 +308,7 @@ class Bookings(Protocol):
 class PrivateTraining:
     """Takes the place of `Method.local_round` and `Method.contribution` at a site that has DP on.
 
-    The site's own exact prior and prototypes are not read. Its model must be free of BatchNorm (npr.dp.model_rules).
+    The site's own exact prior and prototypes are not read. Its model must be free of BatchNorm (`npr.dp.engine`).
 
     :param dimensions: width that features are projected to before prototypes are released.
     :param proven: the engine that `check_exact` has found for an equal model, in a laboratory with many sites; a real

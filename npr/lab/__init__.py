@@ -12,8 +12,7 @@ Imported by: nothing; it is run.
     models      trained models and their scores on one side of the data
     predictors  head, prototypes, refitted head and mixtures: prediction as an axis of its own
     run         one run of a plan: what the validation side chooses, and the one look at test images after it
-    engines     cells in this process or in worker processes
-    on_ray      cells on a Ray cluster
+    engines     cells in this process, in worker processes or on a Ray cluster
     store       results.json and the folders of cells
     summary     from cells to the rows of a table
     tables      Markdown tables, and the figures of the paper

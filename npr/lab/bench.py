@@ -24,8 +24,8 @@ from npr.federation import Federation, RoundReport
 from npr.lab.plan import Cell, DataSettings, ModelSettings, Settings
 from npr.methods.base import Method
 from npr.model import SplitModel
+from npr.prototypes import balanced_plan
 from npr.seeds import generator
-from npr.sinkhorn import balanced_plan
 from npr.training import evaluating
 
 import timm  # isort: skip
@@ -216,9 +216,9 @@ class Floor:
 def evaluate(federation: Federation) -> None:
     """What an agent does after a round: prototypes of the new model, then predictions on held-out images."""
     for site, data in zip(federation.sites, federation.dataset.sites, strict=True):
-        predict = Method(
-            federation.config.changed(predict="both"), name="bench", npr=True, predict="both"
-        ).predictor(site, site.model, "local")
+        predict = Method(federation.config.changed(predict="both"), name="bench", npr=True, predict="both").predictor(
+            site, site.model, "local"
+        )
         predict(data.test)
         site.forget_features()  # else the next measurement would have them from this one
 
@@ -288,7 +288,11 @@ def _pot_plan(similarity: NDArray[np.float64], threshold: float) -> NDArray[np.f
         raise ConfigError("the benchmark needs POT, which is missing", hint="pip install 'lazaret[bench]'") from None
     rows, columns = similarity.shape
     plan = ot.bregman.sinkhorn_log(
-        np.full(rows, 1 / rows), np.full(columns, 1 / columns), -similarity, SMOOTHING, stopThr=threshold,
+        np.full(rows, 1 / rows),
+        np.full(columns, 1 / columns),
+        -similarity,
+        SMOOTHING,
+        stopThr=threshold,
         numItermax=5000,
     )
     return np.asarray(plan)

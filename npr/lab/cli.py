@@ -338,7 +338,7 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
     check_class_list(classes, where="--classes", many=recipe.config.labels == "many")
     spec = replace(spec_of(given["architecture"], len(classes), recipe), weights=given["weights"])
     if recipe.privacy is not None:
-        from npr.dp.model_rules import check_upstream
+        from npr.dp.engine import check_upstream
 
         check_upstream(recipe.config)
     written = export(out, spec, recipe, rounds=given["rounds"], classes=classes)

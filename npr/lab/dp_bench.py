@@ -25,7 +25,7 @@ from torch.nn import functional
 from npr import _torchvision  # noqa: F401  (must run before timm is imported)
 from npr.depthwise import speed_up_depthwise
 from npr.dp.clipping import ClippedGradient
-from npr.dp.model_rules import without_batch_norm
+from npr.dp.engine import without_batch_norm
 from npr.dp.sgd import DpSgd, Indices
 from security.dp.accountant import RATE_ONE, dp_sgd_event
 from security.dp.ledger import Reservation

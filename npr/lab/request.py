@@ -14,8 +14,8 @@ from pydantic import Field, ValidationError
 
 from lazaret.errors import ConfigError
 from npr.config import DeviceSettings, LabelsOfImage, TrainConfig
+from npr.dp.engine import check_upstream
 from npr.dp.federation import PrivateFederation, PrivateSchedule
-from npr.dp.model_rules import check_upstream
 from npr.federation import Federation
 from npr.lab.plan import (
     Aggregation,
@@ -51,8 +51,20 @@ def require_known(kind: str, name: str, known: Iterable[str], *, where: str | No
 # Presets of `npr-lab run`. Every value can be overridden by an option.
 
 PAPER_METHODS = (
-    "local", "fedavg", "fedprox", "moon", "creff", "fedrs", "fedlc", "balancefl", "fedrep", "fedrod", "fedbabu",
-    "fedper", "fednpr", "fednpr-per",
+    "local",
+    "fedavg",
+    "fedprox",
+    "moon",
+    "creff",
+    "fedrs",
+    "fedlc",
+    "balancefl",
+    "fedrep",
+    "fedrod",
+    "fedbabu",
+    "fedper",
+    "fednpr",
+    "fednpr-per",
 )
 
 
@@ -77,7 +89,11 @@ class Preset:
 
 # Settings the paper prints: Adam, 80 rounds of one local epoch, ImageNet weights, five-fold cross-validation.
 _PAPER: dict[str, Value] = {
-    "learning_rate": 1e-3, "weight_decay": 5e-4, "batch_size": 64, "local_epochs": 1, "milestones": (60, 70),
+    "learning_rate": 1e-3,
+    "weight_decay": 5e-4,
+    "batch_size": 64,
+    "local_epochs": 1,
+    "milestones": (60, 70),
     "augmentation": "paper",
 }
 
@@ -282,8 +298,14 @@ def make_plan(
 
 # Keys of the regulariser that neither training without it nor any predictor reads.
 _REGULARISER_ONLY = {
-    "lambda_npr", "lambda_rounds", "lambda_added", "npr_balance", "logit_norm", "prototype_source",
-    "prototype_momentum", "alternations",
+    "lambda_npr",
+    "lambda_rounds",
+    "lambda_added",
+    "npr_balance",
+    "logit_norm",
+    "prototype_source",
+    "prototype_momentum",
+    "alternations",
 }
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from lazaret.errors import ConfigError
 from npr.data.dataset import FederatedDataset
 from npr.lab.cell import build_federation, check_cells, load_data, predictions_file
-from npr.lab.engines import Outcome, Reporter, reporter, run_inline, run_workers
+from npr.lab.engines import Outcome, Reporter, reporter, run_inline, run_ray, run_workers
 from npr.lab.models import FITTED, MODELS, ByKind, TrainedCell
-from npr.lab.on_ray import run_ray
 from npr.lab.plan import Cell, Frozen, LabPlan, Settings, Value, format_options
 from npr.lab.plugins import load_plugins
 from npr.lab.predictors import PARTS, PREDICTORS, predictors_from

@@ -5,7 +5,7 @@ site's class frequencies, so that rare diagnoses count (`npr/losses.py`, `balanc
 vector to the nearest prototype of its own class and away from those of the others (`npr/losses.py`, `npr_loss`).
 
 Prototypes are K unit vectors per class. At the start of a round the site clusters its own features, with equal shares
-for the sub-clusters of a class (`npr/sinkhorn.py`, `npr/prototypes.py`). They are made, used and kept at the site:
+for the sub-clusters of a class (`npr/prototypes.py`, `npr/prototypes.py`). They are made, used and kept at the site:
 nothing on them can be sent, and `Method.contribution` reads the shared weights alone.
 
 One round at a site, in the order of the calls:

@@ -249,7 +249,7 @@ class PrivateSettings:
     :param rate: probability of a patient to be sampled in one step.
     :param prototypes_sigma: noise of a prototype release; None for a method without prototypes.
     :param dimensions: width that features are projected to before prototypes are released.
-    :param norm: what replaces BatchNorm in the initial model (npr/dp/model_rules.py).
+    :param norm: what replaces BatchNorm in the initial model (npr/dp/engine.py).
     :param engine: how gradients of each record are computed (npr/dp/engine.py). `npr-lab model` compares it with
         autograd and writes what `auto` has become, so that a published manifest never has `auto`.
     :param trainable: what learns; the rest is the public network of the initial file, and is not sent.

@@ -8,12 +8,9 @@ by number.
 Imported by: site_agent.
 
     source      `dicomweb:URL?...`, and the local source that it becomes
-    table       the studies that a table of labels names
     access      addresses, TLS and secrets of the archive
     dicomweb    the client: search, retrieve and store, with bounds
-    multipart   one part of an answer, as it arrives
     cache       the folder of fetched files: private, bounded, complete or not listed
-    fetch       from a source to a full cache
-    send        reports of a folder to the archive, each once
+    transfer    from a source to a full cache; reports of a folder to the archive, each once
     commands    `archive-fetch`, `archive-send` and `archive-erase`
 """

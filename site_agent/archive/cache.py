@@ -23,8 +23,7 @@ from typing import Final
 from lazaret import files
 from lazaret.errors import ArchiveError, ArchiveObjectError, ConfigError
 from npr.data.columns import LISTING
-from site_agent.archive.dicomweb import InstanceName
-from site_agent.archive.table import is_uid
+from site_agent.archive.dicomweb import InstanceName, is_uid
 
 _LOCK, _RECEIVING = ".lock", ".receiving"
 _PREAMBLE: Final = 128  # bytes before the four letters (DICOM PS3.10 section 7.1)

@@ -16,9 +16,8 @@ from lazaret.terminal import emit, progress, say, show_progress
 from site_agent.archive.access import access_files, open_access
 from site_agent.archive.cache import open_cache, prepare
 from site_agent.archive.dicomweb import ArchiveClient
-from site_agent.archive.fetch import fetch, search
-from site_agent.archive.send import reports_in, send
 from site_agent.archive.source import KIND, ArchiveSource, check_url
+from site_agent.archive.transfer import fetch, reports_in, search, send
 from site_agent.command_process import isolate_from_federation
 from site_agent.config import SiteConfig
 from site_agent.options import json_option, with_config
@@ -135,4 +134,3 @@ def _end(problems: Sequence[str], found: Isolation, consequence: str) -> None:
     if problems:
         say(consequence)
         sys.exit(1)
-

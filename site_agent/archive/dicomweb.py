@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import re
 import secrets
 import socket
 import ssl
@@ -17,14 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from email.message import Message
 from threading import Event, Timer
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 from lazaret.errors import ArchiveError, ArchiveObjectError
 from site_agent.archive.access import ArchiveAccess
-from site_agent.archive.multipart import PartReader, boundary_of
-from site_agent.archive.table import is_uid
 
 STUDY, SERIES, INSTANCE, MODALITY, ACCESSION = "0020000D", "0020000E", "00080018", "00080060", "00080050"
 _FAILED, _STORED, _REFERENCED = "00081198", "00081199", "00081155"
@@ -38,8 +38,15 @@ LONGEST: Final = 1800.0  # seconds for one answer: one that trickles would keep 
 # Seconds before each new try. The first is at once: archives close connections that were idle for a moment.
 WAITS: Final = (0.0, 1.0, 4.0, 15.0)
 _PASSING: Final = (408, 429, 500, 502, 503, 504)
+_UID: Final = re.compile(r"[0-9]+(\.[0-9]+)+")
+_MOST_UID: Final = 64  # characters
 _AGAIN: Final = "what is fetched or sent already is kept: run the command again"
 Result = TypeVar("Result")
+
+
+def is_uid(text: object) -> bool:
+    """DICOM PS3.5 section 9.1. Such a text is also safe as the name of a file and in an address."""
+    return isinstance(text, str) and len(text) <= _MOST_UID and _UID.fullmatch(text) is not None
 
 
 class _Passing(Exception):
@@ -322,3 +329,87 @@ def _items(row: Any, tag: str) -> list[Any]:
     found = row.get(tag, {}) if isinstance(row, dict) else {}
     values = found.get("Value", []) if isinstance(found, dict) else []
     return values if isinstance(values, list) else []
+
+
+# The one part of a `multipart/related` answer, as it arrives (RFC 2046 section 5.1). Without input and output.
+#
+# The answer is another machine's: its preamble and headers are bounded, a second part is refused, and a part counts
+# only when its closing delimiter has been seen, so that a connection that was cut cannot pass for a file.
+
+
+_MOST_HEADER: Final = 16_384
+_LONGEST_BOUNDARY: Final = 200
+_BEFORE, _HEADERS, _CONTENT, _AFTER, _CLOSED = range(5)
+
+
+def boundary_of(content_type: str) -> bytes:
+    """:raises ArchiveObjectError: where the answer is of another kind."""
+    header = Message()
+    header["content-type"] = content_type
+    try:
+        found = header.get_param("boundary")
+    except ValueError:  # numbered parts whose numbers are none
+        found = None
+    if header.get_content_type() != "multipart/related" or not isinstance(found, str):
+        hint = "does its address end in the DICOMweb root?"
+        raise ArchiveObjectError("the archive's answer holds no image", hint=hint)
+    try:
+        boundary = found.encode("ascii")
+    except UnicodeEncodeError:
+        boundary = b""
+    if not 0 < len(boundary) <= _LONGEST_BOUNDARY:
+        raise ArchiveObjectError("the archive's answer cannot be taken apart")
+    return boundary
+
+
+class PartReader:
+    """Takes the bytes of an answer, and gives those of its part."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self._delimiter = b"\r\n--" + boundary
+        self._state = _BEFORE
+        # The first delimiter may stand at the very beginning.
+        self._kept = b"\r\n"
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """:raises ArchiveObjectError: if the answer is not one part."""
+        self._kept += data
+        if self._state == _BEFORE and self._cut(self._delimiter) is not None:
+            self._state = _HEADERS
+        if self._state == _HEADERS and self._cut(b"\r\n\r\n") is not None:
+            self._state = _CONTENT
+        if self._state in (_BEFORE, _HEADERS):
+            if len(self._kept) > _MOST_HEADER:
+                raise ArchiveObjectError("the archive's answer cannot be taken apart")
+            return
+        if self._state == _CONTENT:
+            yield from self._content()
+        if self._state == _AFTER and len(self._kept) >= 2:
+            if self._kept[:2] != b"--":
+                raise ArchiveObjectError("the archive sent more than the one image it was asked for")
+            self._state = _CLOSED
+        if self._state == _CLOSED:
+            self._kept = b""
+
+    @property
+    def complete(self) -> bool:
+        return self._state == _CLOSED
+
+    def _content(self) -> Iterator[bytes]:
+        content = self._cut(self._delimiter)
+        if content is not None:
+            self._state = _AFTER
+        else:
+            # The end of what came may be the beginning of the delimiter.
+            safe = max(0, len(self._kept) - len(self._delimiter) + 1)
+            content, self._kept = self._kept[:safe], self._kept[safe:]
+        if content:
+            yield content
+
+    def _cut(self, mark: bytes) -> bytes | None:
+        """What stands before the mark; it and the mark are gone then."""
+        before, found, rest = self._kept.partition(mark)
+        if not found:
+            return None
+        self._kept = rest
+        return before

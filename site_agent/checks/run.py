@@ -19,8 +19,7 @@ from site_agent.checks.context import CHECKS, SiteCheckContext
 from site_agent.config import STATED, SiteConfig
 from site_agent.privacy import LEDGER_HINT, kept_figures, planned_cost
 from site_agent.state_dir import KEPT_STATES, STATE_HINT, run_of
-from site_agent.trainer.file_access import card_files
-from site_agent.trainer.isolation import HINT
+from site_agent.trainer.isolation import HINT, card_files
 from site_agent.trainer_process import LookingTrainer
 
 # Checks of what was agreed, of the coordinator, and of this machine.
@@ -28,6 +27,7 @@ from site_agent.trainer_process import LookingTrainer
 # Agreed: certificates, keys, manifest, this hospital's policy, initial model, learning code, privacy. The coordinator:
 # can it be reached, is it the right one, does it accept this site, do the clocks agree. This machine: disk and
 # processor.
+
 
 @CHECKS.add
 def certificates(context: SiteCheckContext) -> Iterator[Line]:
@@ -101,9 +101,7 @@ def privacy(context: SiteCheckContext) -> Iterator[Line]:
 def _more_noise(proposed: float | None) -> str:
     if proposed is None:
         return "no noise makes it fit: agree with the consortium on fewer rounds or releases, or raise [privacy] cap"
-    return (
-        f"set [privacy] noise = {proposed:g}, with which all rounds fit; or raise the cap, if this hospital agrees"
-    )
+    return f"set [privacy] noise = {proposed:g}, with which all rounds fit; or raise the cap, if this hospital agrees"
 
 
 @CHECKS.add

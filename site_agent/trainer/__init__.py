@@ -19,15 +19,13 @@ Imported by: site_agent, site_agent.archive, site_agent.checks, site_agent.page.
     workers          several processes of one hospital that train as one
     ranks            the place of this process among them
     data             the images of this hospital
-    file_access      which files a process that sees images reads and writes
-    isolation        what is in force in it, tried from inside
+    isolation        the isolation of a process that sees images: its files, and what is in force, tried from inside
     kernel           network namespace, seccomp and Landlock
     predictor        the site's model, ready to use
     predict          `site-agent predict`
     reports          predictions as DICOM structured reports
     evaluation       `site-agent evaluate`, and the same hospital without a federation, to compare with
-    clinical_figures  its figures of each class against the others
-    subgroups        groups of patients, from a column of the hospital's table
+    clinical_figures  its figures of each class against the others, also by subgroup of patients
     evaluation_page  its page with plots
     export           `site-agent export`
     model_card       MODEL_CARD.md

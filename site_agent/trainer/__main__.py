@@ -26,8 +26,7 @@ from lazaret.process import block_signals, end, end_on_signals, leave_on_signals
 from lazaret.terminal import log_to_stderr, run_command, show_progress
 from site_agent.config import INITIAL, SiteConfig
 from site_agent.trainer import isolation, kernel
-from site_agent.trainer.file_access import cache_folder, card_files, data_folders, made
-from site_agent.trainer.isolation import Isolation
+from site_agent.trainer.isolation import Isolation, cache_folder, card_files, data_folders, made
 from site_agent.trainer.ranks import RANKS, RankPlace
 
 if TYPE_CHECKING:

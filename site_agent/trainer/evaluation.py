@@ -35,10 +35,16 @@ from npr.wire_layout import build_initial, spec_of
 from security.identity.manifest import Manifest
 from security.identity.pinned_files import InitialModel
 from site_agent.config import SiteConfig
-from site_agent.trainer.clinical_figures import check_findings, clinical_figures, finding_lines, with_interval
+from site_agent.trainer.clinical_figures import (
+    check_columns,
+    check_findings,
+    clinical_figures,
+    finding_lines,
+    subgroups_of,
+    with_interval,
+)
 from site_agent.trainer.personal_state import SiteRecord
 from site_agent.trainer.predictor import Predictor, Which, deploy, scores_of
-from site_agent.trainer.subgroups import check_columns, subgroups_of
 
 SideScores = tuple[Samples, Scores]
 

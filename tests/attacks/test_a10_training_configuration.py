@@ -24,7 +24,7 @@ from security.identity.pinned_files import pinned_model
 from security.secagg import fixed_point, messages, statements
 from security.secagg.site import checks
 from site_agent.trainer import training
-from site_agent.trainer.file_access import made
+from site_agent.trainer.isolation import made
 from site_agent.trainer.personal_state import PersonalState
 from tests.support.consortium_world import World
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil

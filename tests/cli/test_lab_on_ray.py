@@ -17,8 +17,7 @@ import torch
 
 from lazaret.errors import ConfigError
 from npr.lab.cli import main
-from npr.lab.engines import LineReporter
-from npr.lab.on_ray import run_on_node, run_ray
+from npr.lab.engines import LineReporter, run_on_node, run_ray
 from npr.lab.plan import LabPlan
 from npr.lab.request import make_plan, preset
 from npr.lab.store import ResultStore

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError
-from npr import plugin
 from npr.lab import plugins
 from npr.methods import registry
 
@@ -36,7 +35,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.names()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     monkeypatch.setattr(plugins, "_loaded", set())
-    monkeypatch.setattr(plugin, "_loaded", {})
+    monkeypatch.setattr(registry, "_loaded", {})
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
 
 

@@ -21,8 +21,8 @@ from pydicom.data import get_testdata_file
 from lazaret.errors import ConfigError, DataError
 from npr.data import dicom
 from npr.data.columns import LISTING
-from npr.data.dicom import header_units
-from npr.data.generated import ICH_CLASSES, ISIC_CLASSES
+from npr.data.dicom import ICH_CLASSES, header_units
+from npr.data.generated import ISIC_CLASSES
 from npr.data.sides import KeyedSides, unit_key
 from npr.data.sources import open_catalogue
 from site_agent.config import DataTable

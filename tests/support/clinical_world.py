@@ -8,9 +8,8 @@ import numpy as np
 
 from npr.clinical import ClinicalFinding, choose_operating_point
 from npr.data.dataset import Samples
-from site_agent.trainer.clinical_figures import clinical_figures
+from site_agent.trainer.clinical_figures import Subgroup, clinical_figures
 from site_agent.trainer.evaluation import side_figures
-from site_agent.trainer.subgroups import Subgroup
 
 HOSTILE = "<img src=x onerror='window.ran=1'><script>window.ran=1</script>"
 NAMES = ("melanoma", HOSTILE, "nevus")

@@ -21,8 +21,8 @@ from torch.nn import functional
 from lazaret.errors import ConfigError
 from npr.deployed import Deployed
 from npr.device import PROCESSOR, Device, on_host, to_host
+from npr.dp.engine import SUPPORTED_METHODS
 from npr.dp.federation import PrivateFederation, PrivateSchedule
-from npr.dp.model_rules import SUPPORTED_METHODS
 from npr.federation import Federation
 from npr.lab.predictors import PARTS, SitePredictors
 from npr.methods import registry

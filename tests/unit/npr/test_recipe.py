@@ -24,7 +24,6 @@ NOT_COVERED = {
     "data/dicom_pixels.py",
     "data/fed_isic.py",
     "data/generated.py",
-    "data/lesions.py",
     "data/manifest.py",
     "data/npz.py",
     "data/sides.py",

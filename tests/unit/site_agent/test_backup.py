@@ -17,7 +17,7 @@ from security.dp.noise import NoiseSource
 from security.identity.enrolment import Identity
 from security.identity.member_copies import RestoreOptions
 from security.identity.pki import fingerprint
-from site_agent import backup, ledger_copies
+from site_agent import backup
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
 from tests.support.consortium_world import NOW, World
@@ -152,7 +152,7 @@ def test_a_ledger_older_than_the_backup_is_refused(config: SiteConfig) -> None:
 
 
 def test_an_older_ledger_is_taken_twin(config: SiteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_copies, "_keep_spent", lambda *_: None)
+    monkeypatch.setattr(backup, "_keep_spent", lambda *_: None)
     old = config.ledger.read_bytes(), config.ledger_anchor.read_bytes()
     book(config, 3)
     target = backed_up(config)

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from lazaret.errors import ConfigError
 from npr.data.catalogue import Catalogue, PartitionSpec, dirichlet_shares, drop_classes, natural_shares, partition
-from npr.data.generated import ICH_ALPHA, ICH_MISSING
 from npr.data.sources import open_dataset
+
+# The FedNPR paper's Dirichlet concentration for each class of RSNA-ICH, and its chance of dropping a class.
+ICH_ALPHA = (0.5, 5.0, 10.0, 30.0, 50.0)
+ICH_MISSING = 0.3
 
 
 def catalogue(rows=600, classes=5, sites=4, seed=0, per_unit=3) -> Catalogue:

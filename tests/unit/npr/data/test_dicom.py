@@ -10,8 +10,8 @@ import pytest
 from pydicom.data import get_testdata_file
 
 from lazaret.errors import ConfigError, DataError
+from npr.data.dicom import ICH_CLASSES
 from npr.data.dicom_pixels import DicomView, Window, read_header, render
-from npr.data.generated import ICH_CLASSES
 from npr.data.sources import open_catalogue, open_dataset, survey
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from npr.data.catalogue import sides_of
-from npr.data.dicom import read_rsna_split
+from npr.data.dicom import ICH_CLASSES, read_rsna_split
 from npr.data.fed_isic import read_split
-from npr.data.generated import ICH_CLASSES, ICH_TEST, ICH_TRAIN, ISIC_CLASSES, ISIC_SITES, ISIC_TEST, ISIC_TRAIN
+from npr.data.generated import ISIC_CLASSES, ISIC_SITES, ISIC_TEST, ISIC_TRAIN
 from npr.data.sources import open_catalogue, open_dataset
 
 ROOT = Path(os.environ.get("LAZARET_DATA", "/nonexistent"))
@@ -29,6 +29,36 @@ LESION_TEST = [
     [3, 744, 0, 0, 25, 6, 11, 0],
     [13, 70, 1, 0, 2, 0, 1, 0],
 ]
+
+# Sites x classes of the FedNPR paper's ten-site partition of RSNA-ICH.
+ICH_TRAIN = np.array(
+    [
+        [0, 0, 1112, 2245, 4033],
+        [88, 5522, 0, 1926, 0],
+        [89, 1122, 2339, 0, 7627],
+        [0, 2430, 0, 3574, 2944],
+        [132, 518, 0, 930, 1828],
+        [269, 0, 0, 1034, 1834],
+        [538, 928, 2662, 0, 0],
+        [9, 502, 0, 0, 2869],
+        [69, 62, 0, 1635, 957],
+        [4, 62, 1017, 429, 1033],
+    ]
+)
+ICH_TEST = np.array(
+    [
+        [0, 0, 278, 561, 1009],
+        [22, 1381, 0, 481, 0],
+        [22, 281, 585, 0, 1907],
+        [0, 608, 0, 893, 736],
+        [33, 129, 0, 233, 457],
+        [67, 0, 0, 259, 459],
+        [135, 232, 666, 0, 0],
+        [2, 125, 0, 0, 718],
+        [17, 15, 0, 409, 240],
+        [1, 15, 255, 108, 258],
+    ]
+)
 
 pytestmark = pytest.mark.realdata
 ham = pytest.mark.skipif(not (ROOT / "ham10000_fed").is_dir(), reason="LAZARET_DATA has no ham10000_fed")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lazaret.errors import DataError
-from npr.data.lesions import CHUNK
+from npr.data.generated import CHUNK
 from npr.data.sources import inspect_images, open_catalogue, survey
 from npr.data.store import FaultKind
 

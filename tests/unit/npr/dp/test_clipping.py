@@ -15,7 +15,7 @@ from torch.nn import functional
 from lazaret.errors import ConfigError, LocalProtocolError
 from npr.depthwise import speed_up_depthwise
 from npr.dp.clipping import ClippedGradient
-from npr.dp.model_rules import without_batch_norm
+from npr.dp.engine import without_batch_norm
 
 
 def per_record(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Tensor]:

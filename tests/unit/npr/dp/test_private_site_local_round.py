@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lazaret.errors import BudgetExhausted, PolicyViolation
 from npr.config import TrainConfig
-from npr.dp.model_rules import SUPPORTED_METHODS, check_upstream, violations
+from npr.dp.engine import SUPPORTED_METHODS, check_upstream, violations
 from npr.dp.private_site import PrivateData, PrivateRounds, Regularisation
 from security.dp.accountant import rate_at_least
 from security.dp.ledger import Ledger, Unit

@@ -8,8 +8,7 @@ import pytest
 from lazaret.errors import ConfigError
 from npr.clinical import OperatingPoint
 from npr.data.dataset import Samples
-from site_agent.trainer.clinical_figures import check_findings, clinical_figures, finding_lines
-from site_agent.trainer.subgroups import Subgroup
+from site_agent.trainer.clinical_figures import Subgroup, check_findings, clinical_figures, finding_lines
 
 POINT = OperatingPoint(rule="youden", threshold=0.5, sensitivity=1.0, specificity=1.0, images=9)
 

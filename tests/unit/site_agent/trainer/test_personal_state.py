@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from site_agent.trainer.file_access import made
+from site_agent.trainer.isolation import made
 from site_agent.trainer.personal_state import KEPT_MEMORIES, PersonalState
 
 

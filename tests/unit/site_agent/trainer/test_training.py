@@ -29,7 +29,7 @@ from security.secagg.state import canonical, next_state
 from site_agent.config import CoordinatorTable, DataTable, SiteConfig, SiteTable
 from site_agent.contribution import LocalResult, encode
 from site_agent.trainer.data import fingerprint, open_data
-from site_agent.trainer.file_access import made
+from site_agent.trainer.isolation import made
 from site_agent.trainer.personal_state import PersonalState, SiteRecord
 from site_agent.trainer.predictor import ModelPlace
 from site_agent.trainer.training import Trainer, make_trainer

@@ -28,7 +28,7 @@ from scripts.local_federation.setup import free_port
 from security.identity.manifest import Manifest
 from security.identity.pinned_files import pinned_model
 from site_agent.config import SiteConfig
-from site_agent.trainer.file_access import made
+from site_agent.trainer.isolation import made
 from site_agent.trainer.personal_state import PersonalState
 from site_agent.trainer.ranks import RankPlace
 from site_agent.trainer.training import Trainer

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError
-from npr import plugin
 from npr.methods import registry
-from npr.plugin import plugin_of, run_plugin
+from npr.methods.registry import plugin_of, run_plugin
 
 SOURCE = b"""
 from __future__ import annotations
@@ -32,7 +31,7 @@ class OfATest(Method):
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.names()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    monkeypatch.setattr(plugin, "_loaded", {})
+    monkeypatch.setattr(registry, "_loaded", {})
 
 
 def test_it_runs_once_and_is_known_by_its_methods() -> None:

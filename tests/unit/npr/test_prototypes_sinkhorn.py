@@ -9,8 +9,7 @@ from scipy.stats import spearmanr
 from torch.nn.functional import normalize
 
 from npr.config import TrainConfig
-from npr.prototypes import Prototypes, cluster_counts, make_prototypes
-from npr.sinkhorn import balanced_plan
+from npr.prototypes import Prototypes, balanced_plan, cluster_counts, make_prototypes
 
 CONFIG = TrainConfig()
 

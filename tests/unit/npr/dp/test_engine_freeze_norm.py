@@ -11,7 +11,7 @@ from opacus.validators import ModuleValidator
 from torch import nn
 
 from lazaret.errors import ConfigError
-from npr.dp.model_rules import without_batch_norm
+from npr.dp.engine import without_batch_norm
 from npr.model import ModelSpec, build_model
 from npr.params import ParameterManifest
 

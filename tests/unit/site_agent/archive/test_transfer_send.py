@@ -11,7 +11,7 @@ import pytest
 from lazaret.errors import ArchiveError, ConfigError
 from site_agent.archive.access import ArchiveAccess
 from site_agent.archive.dicomweb import ArchiveClient
-from site_agent.archive.send import SENT, send
+from site_agent.archive.transfer import SENT, send
 from tests.support.web_server import Answer, Asked, WebServer
 
 

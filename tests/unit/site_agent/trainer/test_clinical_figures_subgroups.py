@@ -10,7 +10,7 @@ import pytest
 from lazaret.errors import ConfigError, DataError
 from npr.data.dataset import Samples
 from site_agent.config import CoordinatorTable, DataTable, EvaluationTable, SiteConfig, SiteTable
-from site_agent.trainer.subgroups import MOST_GROUPS, band_names, subgroups_of
+from site_agent.trainer.clinical_figures import MOST_GROUPS, band_names, subgroups_of
 
 TABLE = """image,label,patient,sex,age,scanner
 a/1.png,x,ann,f,39.9,alpha

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lazaret.errors import ArchiveObjectError
-from site_agent.archive.multipart import PartReader, boundary_of
+from site_agent.archive.dicomweb import PartReader, boundary_of
 
 # Bytes that look like the delimiter, nearly.
 CONTENT = b"\0" * 128 + b"DICM\r\n--\r\n--edg\r\n\r\n--\r" + bytes(range(256))

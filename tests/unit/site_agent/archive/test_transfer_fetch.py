@@ -14,8 +14,8 @@ from npr.data.columns import LISTING
 from site_agent.archive.access import ArchiveAccess
 from site_agent.archive.cache import open_cache, prepare
 from site_agent.archive.dicomweb import ACCESSION, INSTANCE, MODALITY, SERIES, STUDY, ArchiveClient
-from site_agent.archive.fetch import FetchSummary, fetch, search
 from site_agent.archive.source import ArchiveSource
+from site_agent.archive.transfer import FetchSummary, fetch, search
 from tests.support.web_server import Answer, Asked, WebServer
 
 IMAGE = b"\0" * 128 + b"DICM" + b"pixels"

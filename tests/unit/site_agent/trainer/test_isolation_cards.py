@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from site_agent.trainer import isolation, kernel
-from site_agent.trainer.file_access import card_files
+from site_agent.trainer.isolation import card_files
 
 FILES = ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-caps/nvidia-cap1", "kfd", "dri/renderD128", "dri/card0", "sda")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from npr.data.store import ImageStorage, user_cache_dir
-from site_agent.trainer.file_access import cache_folder, data_folders, data_path, image_folders
+from site_agent.trainer.isolation import cache_folder, data_folders, data_path, image_folders
 
 
 def test_a_table_names_folders_elsewhere(tmp_path: Path) -> None:

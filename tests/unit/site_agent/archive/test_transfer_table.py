@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import DataError
-from site_agent.archive.table import is_uid, wanted
+from site_agent.archive.dicomweb import is_uid
+from site_agent.archive.transfer import wanted
 
 
 def test_the_narrowest_identifier_counts_and_each_value_once(tmp_path: Path) -> None:

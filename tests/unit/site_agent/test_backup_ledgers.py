@@ -13,9 +13,9 @@ from lazaret.errors import ConfigError, LedgerError
 from security.clock import ManualClock
 from security.dp.ledger import Ledger
 from security.rng import SystemRandomness
-from site_agent import backup, ledger_copies, privacy
+from site_agent import backup, privacy
+from site_agent.backup import of_population
 from site_agent.config import SiteConfig
-from site_agent.ledger_copies import of_population
 from site_agent.privacy import create_ledger, ledger_files
 from tests.support.consortium_world import NOW
 from tests.unit.site_agent.test_backup import (
@@ -73,7 +73,7 @@ def test_nor_is_the_anchor_of_a_budget_that_is_spent(config: SiteConfig) -> None
 
 def test_a_ledger_elsewhere_is_written_twin(config: SiteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check a copy would say where on this machine files are written."""
-    monkeypatch.setattr(ledger_copies, "_check_places", lambda *_: None)
+    monkeypatch.setattr(backup, "_check_places", lambda *_: None)
     target = moved(config)
     restored(config, target, None, "neither")
     assert config.ledger.exists()
