@@ -26,7 +26,7 @@ from benchmarks.storms import weather
 from benchmarks.storms.watching import ResultCount, Verdict, check_results, newest_accepted
 from benchmarks.storms.weather import Link, Weather
 from lazaret.terminal import emit, run_command, say
-from scripts.local_federation.processes import GaveUp, Party, wait_until
+from scripts.local_federation.federation import Party, WaitFailed, wait_until
 from security.audit.agreement import keys_of
 from security.audit.compare import cross
 from tests.support.audit_attacks import weighty
@@ -59,10 +59,10 @@ class Storm:
         self.jumped: set[str] = set()
         self.disks = False  # whether each party has a disk of its own, which can be full
         self._later: list[tuple[float, Callable[[], None]]] = []
-        grounds = federation.grounds
-        output = grounds.folder / "output"
+        folders = federation.folders
+        output = folders.folder / "output"
         self.parties: dict[str, Party] = {}
-        for name, home in grounds.homes().items():
+        for name, home in folders.homes().items():
             words = ["benchmarks.storms.shifted_site", "--config", home / "site.toml"]
             if name == "coordinator":
                 words = ["scripts.local_federation.party", name, "--config", home / "coordinator.toml"]
@@ -176,7 +176,7 @@ class Storm:
         try:
             wait_until(more, f"{target} results", seconds=CALM_SECONDS)
             wait_until(together, "one model at all sites", seconds=max(1.0, deadline - time.monotonic()))
-        except GaveUp as error:
+        except WaitFailed as error:
             last = {name: party.text().splitlines()[-3:] for name, party in self.parties.items()}
             self.verdict.faults.append(f"{error}; {last}")
 
@@ -213,14 +213,14 @@ def check(storm: Storm) -> None:
     outcomes = Counter(str(row["outcome"]) for row in rounds[:-1])
     verdict.figures["outcomes"] = dict(outcomes)
     verdict.expect("None" not in outcomes, "a round was left open, and a later one begun")
-    grounds = federation.grounds
-    root = grounds.consortium / "root.pem"
-    crossed = cross(grounds.logs, keys_of(grounds.logs, root))
+    folders = federation.folders
+    root = folders.consortium / "root.pem"
+    crossed = cross(folders.logs, keys_of(folders.logs, root))
     bad = weighty(crossed.findings) - PERMITTED - (JUMPED if storm.jumped else set())
     lines = [str(finding) for finding in crossed.findings if finding.code in bad]
     verdict.expect(not bad, f"the logs do not audit clean: {lines[:5]}")
     verdict.figures["findings"] = sorted(weighty(crossed.findings))
-    for home in grounds.homes().values():
+    for home in folders.homes().values():
         twice = [about for about, words in federation.said(home).items() if len(words) > 1]
         verdict.expect(not twice, f"{home.name} said two things about {twice[:3]}")
 
@@ -235,7 +235,7 @@ def run(seconds: float, seed: int, *, sites: int = SITES, folder: Path | None = 
             options: dict[str, Any] = {"unwitnessed": 1000, "host": weather.HUB, "train": 8}
             federation = NumberFederation(place / "federation", sites=sites, rounds=100_000, words=WORDS, **options)
             storm = Storm(federation, links, seed, verdict)
-            with small_disks(list(federation.grounds.homes().values())) as disks:
+            with small_disks(list(federation.folders.homes().values())) as disks:
                 storm.disks = disks
                 with federation.running():
                     federation.wait_published(1, seconds=120)
@@ -244,7 +244,7 @@ def run(seconds: float, seed: int, *, sites: int = SITES, folder: Path | None = 
                     during = storm.published() - before
                     storm.calm()
                 verdict.figures |= {"happened": dict(sorted(storm.done.items())), "results_in_the_storm": during}
-                verdict.figures["lives"] = {name: party.lives for name, party in storm.parties.items()}
+                verdict.figures["lives"] = {name: party.starts for name, party in storm.parties.items()}
                 verdict.expect(during >= 1, "no result during the storm")
                 check(storm)
                 verdict.figures["results"] = federation.published

@@ -21,9 +21,8 @@ from benchmarks.storms.watching import Reading, Verdict, megabytes
 from coordinator.database import FILE
 from coordinator.round_history import ReadOnlyHistory
 from lazaret.terminal import emit, run_command, say
+from scripts.local_federation.federation import HOST, FederationFolders, Party, WaitFailed
 from scripts.local_federation.known_updates import words_of
-from scripts.local_federation.processes import GaveUp, Party
-from scripts.local_federation.setup import HOST, Grounds
 from scripts.local_federation.sums import is_exact, manifest_at, read_published
 from security.crypto.ring import DEFAULT_BITS
 
@@ -41,12 +40,12 @@ GROWING: Final = (
 def one_crowd(folder: Path, sites: int, params: int, seconds: float) -> dict[str, Any]:
     """One round of so many sites, from the first connection to the certificate of its sum."""
     begun = time.monotonic()
-    grounds = lay_out(folder, sites, Load(params, 1, DEFAULT_BITS), HOST)
+    folders = lay_out(folder, sites, Load(params, 1, DEFAULT_BITS), HOST)
     prepared = time.monotonic() - begun
-    config = grounds.coordinator / "coordinator.toml"
+    config = folders.coordinator / "coordinator.toml"
     words = ["benchmarks.secure", "coordinator", config]
-    first = Party("coordinator", words, folder / "output" / "first", grounds.coordinator)
-    crowd = _site_processes(grounds, ())
+    first = Party("coordinator", words, folder / "output" / "first", folders.coordinator)
+    crowd = _site_processes(folders, ())
     try:
         first.start()
         first.wait_for("listening", seconds=120)
@@ -60,15 +59,15 @@ def one_crowd(folder: Path, sites: int, params: int, seconds: float) -> dict[str
         for party in (*crowd, first):
             party.stop()
     cost = [late.processor - early.processor for early, late in zip(before, after, strict=True)]
-    layout = manifest_at(grounds.coordinator / "identity").aggregation.layout
-    with ReadOnlyHistory(grounds.coordinator / "state" / FILE) as history:
+    layout = manifest_at(folders.coordinator / "identity").aggregation.layout
+    with ReadOnlyHistory(folders.coordinator / "state" / FILE) as history:
         received = history.round_figures(after=0)[0].bytes_in or 0
-    checked = times.last_value(grounds.coordinator / "times", "checked")
-    plan = times.read(grounds.coordinator / "times", "plan")[1]
-    ends = [times.read(grounds.site(name) / "times", "result")[1] for name in grounds.sources]
+    checked = times.last_value(folders.coordinator / "times", "checked")
+    plan = times.read(folders.coordinator / "times", "plan")[1]
+    ends = [times.read(folders.site(name) / "times", "result")[1] for name in folders.sources]
     return {
         "sites": sites,
-        "exact": exact(grounds),
+        "exact": exact(folders),
         "burst_s": round(max(ends) - plan, 2),
         "site_processor_s": round(sum(cost[1:]) / sites, 3),
         "coordinator_processor_s": round(cost[0], 2),
@@ -82,12 +81,12 @@ def one_crowd(folder: Path, sites: int, params: int, seconds: float) -> dict[str
     }
 
 
-def exact(grounds: Grounds) -> bool:
+def exact(folders: FederationFolders) -> bool:
     """Whether the published sum is that of all sites."""
-    layout = manifest_at(grounds.coordinator / "identity").aggregation.layout
-    (result,) = read_published(grounds.coordinator)
+    layout = manifest_at(folders.coordinator / "identity").aggregation.layout
+    (result,) = read_published(folders.coordinator)
     words = {site: words_of(layout, site, 1) for site in result.survivors}
-    return set(result.survivors) == set(grounds.sources) and is_exact(result, words, layout)
+    return set(result.survivors) == set(folders.sources) and is_exact(result, words, layout)
 
 
 def check(rows: list[dict[str, Any]], verdict: Verdict) -> None:
@@ -117,7 +116,7 @@ def run(sizes: list[int], params: int, seconds: float, folder: Path | None = Non
             say(f"{sites} sites")
             try:
                 rows.append(one_crowd(place / str(sites), sites, params, left))
-            except GaveUp as error:
+            except WaitFailed as error:
                 verdict.faults.append(f"{sites} sites: {error}")
             if folder is None:
                 shutil.rmtree(place / str(sites), ignore_errors=True)

@@ -19,9 +19,8 @@ import click
 from benchmarks import links, times
 from benchmarks.flower import deployment
 from lazaret.terminal import emit, run_command, say
+from scripts.local_federation.federation import HOST, FederationFolders, Party, free_port, wait_until
 from scripts.local_federation.known_updates import number_plan, write_numbers
-from scripts.local_federation.processes import Party, wait_until
-from scripts.local_federation.setup import HOST, Grounds, free_port
 from scripts.local_federation.sums import manifest_at
 from security.crypto.ring import BITS, DEFAULT_BITS
 
@@ -45,11 +44,11 @@ class Load:
     ring_bits: int
 
 
-def lay_out(folder: Path, sites: int, load: Load, host: str) -> Grounds:
+def lay_out(folder: Path, sites: int, load: Load, host: str) -> FederationFolders:
     folder.mkdir()
     initial = folder / "initial.safetensors"
     write_numbers(initial, load.params)
-    grounds = Grounds(
+    folders = FederationFolders(
         folder=folder,
         plan=number_plan(load.rounds, train=600, message=120, upload=300, ring_bits=load.ring_bits),
         sources={f"site{number:02}": "generated" for number in range(sites)},
@@ -58,26 +57,26 @@ def lay_out(folder: Path, sites: int, load: Load, host: str) -> Grounds:
         site_settings={"site": "threads = 1\nready_slot = 0.5", "coordinator": "least_wait = 0.2\nmost_wait = 1"},
         host=host,
     )
-    grounds.prepare()
-    return grounds
+    folders.prepare()
+    return folders
 
 
-def secure_run(grounds: Grounds, rounds: int, prefixes: Sequence[Sequence[str]]) -> dict[str, Any]:
+def secure_run(folders: FederationFolders, rounds: int, prefixes: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Aggregations in seconds, bytes that one site fetched to check one sum, and the coordinator's memory in a round.
 
     :param prefixes: a process for each site, behind its link; none: sites share processes, and only memory is measured.
     """
-    output = grounds.folder / "output"
-    config = grounds.coordinator / "coordinator.toml"
-    first = Party("coordinator", ["benchmarks.secure", "coordinator", config], output / "first", grounds.coordinator)
-    sites = _site_processes(grounds, prefixes)
+    output = folders.folder / "output"
+    config = folders.coordinator / "coordinator.toml"
+    first = Party("coordinator", ["benchmarks.secure", "coordinator", config], output / "first", folders.coordinator)
+    sites = _site_processes(folders, prefixes)
     try:
         first.start()
         first.wait_for("listening", seconds=120)
         listening = memory(first.pid, "VmRSS")
         for site in sites:
             site.start()
-        first.wait_for(" connected", seconds=300, times=len(grounds.sources))
+        first.wait_for(" connected", seconds=300, times=len(folders.sources))
         idle = memory(first.pid, "VmRSS")
         first.wait_for("the sum of round 1 is checked", seconds=900)
         peak = memory(first.pid, "VmHWM")
@@ -85,53 +84,53 @@ def secure_run(grounds: Grounds, rounds: int, prefixes: Sequence[Sequence[str]])
     finally:
         for party in (*sites, first):
             party.stop()
-    begun = times.read(grounds.coordinator / "times", "plan")
-    ended = [times.read(grounds.site(name) / "times", "result") for name in grounds.sources]
-    layout = manifest_at(grounds.coordinator / "identity").aggregation.layout
-    checked = times.last_value(grounds.coordinator / "times", "checked")
+    begun = times.read(folders.coordinator / "times", "plan")
+    ended = [times.read(folders.site(name) / "times", "result") for name in folders.sources]
+    layout = manifest_at(folders.coordinator / "identity").aggregation.layout
+    checked = times.last_value(folders.coordinator / "times", "checked")
     return {
-        "cpu": _processor_seconds(grounds, rounds, "burst over"),
-        "cpu_with_check": _processor_seconds(grounds, rounds, "check over"),
+        "cpu": _processor_seconds(folders, rounds, "burst over"),
+        "cpu_with_check": _processor_seconds(folders, rounds, "check over"),
         "aggregations": [max(moments[number] for moments in ended) - begun[number] for number in range(1, rounds + 1)],
         "upload_bytes_over_float32": layout.byte_length / (4 * layout.state_words),
-        "audit_bytes_over_vector": checked / rounds / len(grounds.sources) / layout.byte_length,
+        "audit_bytes_over_vector": checked / rounds / len(folders.sources) / layout.byte_length,
         "connections_over_vector": (idle - listening) / layout.memory_bytes,
         "peak_over_vector": (peak - idle) / layout.memory_bytes,
     }
 
 
-def _processor_seconds(grounds: Grounds, rounds: int, end: str) -> list[float]:
+def _processor_seconds(folders: FederationFolders, rounds: int, end: str) -> list[float]:
     """Of all parties, round by round, from the plan on."""
-    spent = [times.spent(grounds.site(name) / "times", "burst", end) for name in grounds.sources]
-    spent.append(times.spent(grounds.coordinator / "times", "plan", end))
+    spent = [times.spent(folders.site(name) / "times", "burst", end) for name in folders.sources]
+    spent.append(times.spent(folders.coordinator / "times", "plan", end))
     return [sum(found.get(number, 0.0) for found in spent) for number in range(1, rounds + 1)]
 
 
-def _site_processes(grounds: Grounds, prefixes: Sequence[Sequence[str]]) -> list[Party]:
-    names, size = list(grounds.sources), 1 if prefixes else SITES_IN_A_PROCESS
+def _site_processes(folders: FederationFolders, prefixes: Sequence[Sequence[str]]) -> list[Party]:
+    names, size = list(folders.sources), 1 if prefixes else SITES_IN_A_PROCESS
     groups = [names[start : start + size] for start in range(0, len(names), size)]
     found = []
     for group, prefix in zip(groups, prefixes or [()] * len(groups), strict=True):
-        words = ["benchmarks.secure", "site", *(grounds.site(name) / "site.toml" for name in group)]
-        output = grounds.folder / "output" / group[0]
-        found.append(Party(group[0], words, output, grounds.site(group[0]), prefix=prefix))
+        words = ["benchmarks.secure", "site", *(folders.site(name) / "site.toml" for name in group)]
+        output = folders.folder / "output" / group[0]
+        found.append(Party(group[0], words, output, folders.site(group[0]), prefix=prefix))
     return found
 
 
 def plain_run(
-    grounds: Grounds, params: int, rounds: int, prefixes: Sequence[Sequence[str]]
+    folders: FederationFolders, params: int, rounds: int, prefixes: Sequence[Sequence[str]]
 ) -> tuple[list[float], list[float]]:
     """Seconds from go to the last site's mean, and processor seconds of all parties, round by round."""
-    output, port = grounds.folder / "plain", free_port()
+    output, port = folders.folder / "plain", free_port()
     module = "benchmarks.plain.parties"
-    moments = grounds.folder / "plain-times"
-    words = ["server", grounds.coordinator / "identity", port, len(grounds.sources), params, rounds, moments]
-    server = Party("server", [module, *words], output / "server", grounds.coordinator)
+    moments = folders.folder / "plain-times"
+    words = ["server", folders.coordinator / "identity", port, len(folders.sources), params, rounds, moments]
+    server = Party("server", [module, *words], output / "server", folders.coordinator)
     sites = []
-    for name, prefix in zip(grounds.sources, prefixes, strict=True):
-        words = ["site", grounds.site(name) / "identity", f"{grounds.host}:{port}", params, rounds]
-        words.append(grounds.site(name) / "plain-times")
-        sites.append(Party(name, [module, *words], output / name, grounds.site(name), prefix=prefix))
+    for name, prefix in zip(folders.sources, prefixes, strict=True):
+        words = ["site", folders.site(name) / "identity", f"{folders.host}:{port}", params, rounds]
+        words.append(folders.site(name) / "plain-times")
+        sites.append(Party(name, [module, *words], output / name, folders.site(name), prefix=prefix))
     try:
         for party in (server, *sites):
             party.start()
@@ -140,8 +139,8 @@ def plain_run(
         for party in (*sites, server):
             party.stop()
     begun = times.read(moments, "go")
-    ended = [times.read(grounds.site(name) / "plain-times", "mean") for name in grounds.sources]
-    bursts = [times.spent(grounds.site(name) / "plain-times", "burst", "mean") for name in grounds.sources]
+    ended = [times.read(folders.site(name) / "plain-times", "mean") for name in folders.sources]
+    bursts = [times.spent(folders.site(name) / "plain-times", "burst", "mean") for name in folders.sources]
     bursts.append(times.spent(moments, "go", "burst over"))
     seconds = [max(found[number] for found in ended) - begun[number] for number in range(rounds)]
     return seconds, [sum(found[number] for found in bursts) for number in range(rounds)]
@@ -156,16 +155,16 @@ def memory(pid: int, what: str) -> int:
 
 
 def compare(folder: Path, sites: int, load: Load, megabits: int | None) -> dict[str, Any]:
-    """Secure and plain, one after the other, on the same grounds."""
+    """Secure and plain, one after the other, on the same folders."""
     if megabits is None:
         return _both(lay_out(folder, sites, load, HOST), load, [()] * sites)
     with links.slow_links(sites, megabits) as prefixes:
         return _both(lay_out(folder, sites, load, links.ADDRESS), load, prefixes)
 
 
-def _both(grounds: Grounds, load: Load, prefixes: Sequence[Sequence[str]]) -> dict[str, Any]:
-    plain, plain_cpu = plain_run(grounds, load.params, load.rounds, prefixes)
-    secure = secure_run(grounds, load.rounds, prefixes)
+def _both(folders: FederationFolders, load: Load, prefixes: Sequence[Sequence[str]]) -> dict[str, Any]:
+    plain, plain_cpu = plain_run(folders, load.params, load.rounds, prefixes)
+    secure = secure_run(folders, load.rounds, prefixes)
     return secure | {
         "plain": plain,
         "plain_cpu": plain_cpu,
@@ -224,8 +223,8 @@ class Report:
     def flower(self, sites: int) -> None:
         """Both with as many sites, one after the other."""
         say(f"{sites} sites, and Flower with as many")
-        grounds = lay_out(self.folder / "peer", sites, self.load, HOST)
-        ours = statistics.median(secure_run(grounds, self.load.rounds, [()] * sites)["aggregations"])
+        folders = lay_out(self.folder / "peer", sites, self.load, HOST)
+        ours = statistics.median(secure_run(folders, self.load.rounds, [()] * sites)["aggregations"])
         theirs = deployment.one_round(sites, self.load.params)
         self.told |= {"peer_sites": sites, "flower_seconds": round(theirs, 3), "our_seconds": round(ours, 3)}
         self.told["flower_over_ours"] = round(theirs / ours, 2)

@@ -20,8 +20,7 @@ import click
 from benchmarks.storms import http2_abuse
 from benchmarks.storms.watching import Reading, Verdict, check_results, megabytes
 from lazaret.terminal import emit, run_command, say
-from scripts.local_federation.processes import GaveUp, Party
-from scripts.local_federation.setup import HOST
+from scripts.local_federation.federation import HOST, Party, WaitFailed
 from security.audit.agreement import keys_of
 from security.audit.compare import cross
 from security.identity.enrolment import Identity
@@ -55,13 +54,13 @@ class Round:
         self._damaged = min(max(DAMAGED / count, 0.002), 0.02)
 
     def fuzzing(self, name: str) -> Party:
-        grounds = self.federation.grounds
-        home = grounds.coordinator if name == "coordinator" else grounds.site(name)
+        folders = self.federation.folders
+        home = folders.coordinator if name == "coordinator" else folders.site(name)
         config = home / ("coordinator.toml" if name == "coordinator" else "site.toml")
         role = "coordinator" if name == "coordinator" else "site"
         words = [ENTRY, role, "--config", config, "--seed", self.seed, "--damaged", self._damaged]
         words += ["--burst", self._burst]
-        return Party(name, words, grounds.folder / "output" / f"{name}.log", home)
+        return Party(name, words, folders.folder / "output" / f"{name}.log", home)
 
     def told(self, party: Party) -> dict[str, Any]:
         path = party.home / "fuzz.json"
@@ -101,7 +100,7 @@ def attack_coordinator(folder: Path, count: int, seed: int, end: float, verdict:
         if coordinator.code is None:
             last = Reading.of(coordinator.pid)
             finish(made, during, first, last)
-    states = {name: federation.sites[name].lives for name in honest} | {"coordinator": coordinator.lives}
+    states = {name: federation.sites[name].starts for name in honest} | {"coordinator": coordinator.starts}
     verdict.expect(set(states.values()) == {1}, f"an honest party ended: {states}")
     verdict.quiet(federation.parties)
     audit(federation, [LISTED], verdict, SHOWN_ABUSE)
@@ -122,7 +121,7 @@ def finish(made: Round, during: int, first: Reading, last: Reading) -> None:
     verdict.expect(during >= 1, "the honest sites finished no round during the storm")
     try:
         federation.wait_published(federation.published + 2, seconds=120)
-    except GaveUp as error:
+    except WaitFailed as error:
         verdict.faults.append(str(error))
     verdict.expect(last.memory - first.memory < MEMORY_GROWTH, f"memory grew from {first.memory} to {last.memory}")
     verdict.expect(
@@ -139,13 +138,13 @@ def finish(made: Round, during: int, first: Reading, last: Reading) -> None:
 
 def abuse(federation: NumberFederation, count: int, seed: int, over: Callable[[], bool]) -> dict[str, Any]:
     """With the certificate of a listed site, with one of another federation, and without any."""
-    member = Identity(folder=federation.grounds.site(LISTED) / "identity")
-    folder = federation.grounds.folder / "stranger"
-    stranger = Identity(folder=NumberFederation(folder, sites=4, words=10).grounds.site("site0") / "identity")
+    member = Identity(folder=federation.folders.site(LISTED) / "identity")
+    folder = federation.folders.folder / "stranger"
+    stranger = Identity(folder=NumberFederation(folder, sites=4, words=10).folders.site("site0") / "identity")
     done = {}
     for name, identity in {"listed": member, "stranger": stranger, "nobody": None}.items():
         rng = random.Random(f"{name} {seed}")
-        attacker = http2_abuse.Attacker(HOST, federation.grounds.port, member, identity, rng)
+        attacker = http2_abuse.Attacker(HOST, federation.folders.port, member, identity, rng)
         done[name] = http2_abuse.storm(attacker, max(200, count // 20), over)
     return done
 
@@ -170,9 +169,9 @@ def attack_site(folder: Path, count: int, seed: int, end: float, verdict: Verdic
         made.restart(victim)
         try:
             victim.wait_for(f"round {federation.published + 1}: sum of", seconds=120)
-        except GaveUp as error:
+        except WaitFailed as error:
             verdict.faults.append(f"the site does not come back: {error}")
-    others = {name: party.lives for name, party in federation.sites.items() if name != VICTIM}
+    others = {name: party.starts for name, party in federation.sites.items() if name != VICTIM}
     verdict.expect(set(others.values()) == {1}, f"a site that was not attacked has ended: {others}")
     verdict.quiet(federation.parties)
     audit(federation, ["coordinator"], verdict, SHOWN_LIES)
@@ -183,7 +182,7 @@ def attack_site(folder: Path, count: int, seed: int, end: float, verdict: Verdic
         "messages": sum(told["phases"].values()),
         "by_phase": dict(sorted(told["phases"].items())),
         "by_kind": dict(sorted(told["kinds"].items())),
-        "lives_of_the_site": victim.lives,
+        "lives_of_the_site": victim.starts,
         "memory_growth_mb": megabytes(growth),
         "descriptors": [first.descriptors, last.descriptors] if first and last else None,
         "rounds_meanwhile": federation.published,
@@ -198,9 +197,9 @@ def audit(
     :param shown: what honest logs say of the party that lies.
     """
     check_results(federation, verdict, without=liars)
-    grounds = federation.grounds
-    root = grounds.consortium / "root.pem"
-    named = dict(zip(["coordinator", *sorted(grounds.sources)], grounds.logs, strict=True))
+    folders = federation.folders
+    root = folders.consortium / "root.pem"
+    named = dict(zip(["coordinator", *sorted(folders.sources)], folders.logs, strict=True))
     paths = [path for name, path in named.items() if name not in liars]
     crossed = cross(paths, keys_of(paths, root), lost=liars)
     found = weighty(crossed.findings) - PERMITTED - shown

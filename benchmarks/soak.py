@@ -23,8 +23,7 @@ import numpy as np
 from benchmarks.storms.watching import Reading, ResultCount, Verdict, check_results, newest_accepted
 from coordinator.cli import cli as coordinator_command
 from lazaret.terminal import emit, run_command, say
-from scripts.local_federation.processes import ROOT, GaveUp, Party, wait_until
-from scripts.local_federation.setup import command
+from scripts.local_federation.federation import ROOT, Party, WaitFailed, command, wait_until
 from security.consortium.cli import cli as consortium_command
 from security.identity.enrolment import Identity
 from security.identity.pki import fingerprint
@@ -57,10 +56,10 @@ class Soak:
         return self.federation.sites["site0"]
 
     def read(self) -> None:
-        grounds = self.federation.grounds
-        row: dict[str, float] = {"round": self.published(), "life": self.federation.coordinator.lives}
+        folders = self.federation.folders
+        row: dict[str, float] = {"round": self.published(), "life": self.federation.coordinator.starts}
         for name, party in {"coordinator": self.federation.coordinator, "site": self.steady}.items():
-            now, home = Reading.of(party.pid), grounds.coordinator if name == "coordinator" else grounds.site("site0")
+            now, home = Reading.of(party.pid), folders.coordinator if name == "coordinator" else folders.site("site0")
             row |= {f"{name}_memory_kb": now.memory / KB, f"{name}_descriptors": now.descriptors}
             if name == "coordinator":
                 row[f"{name}_descriptors"] -= len(self.federation.sites)  # each site has a connection
@@ -99,16 +98,16 @@ class Soak:
         self._wait(lambda: newest_accepted(site) > before, f"{name} in a sum")
 
     def _join(self) -> None:
-        grounds, name = self.federation.grounds, f"site{self._next}"
+        folders, name = self.federation.folders, f"site{self._next}"
         self._next += 1
-        grounds.sources[name] = "generated"  # type: ignore[index]  # a dict, as the federation made it
-        grounds.make_site(name)
-        grounds.enroll(grounds.site(name))
-        grounds.publish()
-        root = fingerprint(Identity(folder=grounds.coordinator / "identity").root())
-        grounds.join(name, grounds.site(name), root)
+        folders.sources[name] = "generated"  # type: ignore[index]  # a dict, as the federation made it
+        folders.make_site(name)
+        folders.enroll(folders.site(name))
+        folders.publish()
+        root = fingerprint(Identity(folder=folders.coordinator / "identity").root())
+        folders.join(name, folders.site(name), root)
         self._adopt()
-        self.federation.sites[name] = grounds.parties("--numbers")[1][name]
+        self.federation.sites[name] = folders.parties("--numbers")[1][name]
         self.federation.sites[name].start()
         self._takes_part(name)
         self.events["joined"] += 1
@@ -116,12 +115,12 @@ class Soak:
     def _leave(self) -> None:
         if len(self.federation.sites) <= self._least:
             return self._join()
-        grounds = self.federation.grounds
+        folders = self.federation.folders
         name = self.rng.choice([name for name in self.federation.sites if name != "site0"])
         self.federation.sites.pop(name).stop()
-        command(consortium_command, "revoke", name, "--reason", "left", "--dir", grounds.consortium)
-        del grounds.sources[name]  # type: ignore[attr-defined]
-        grounds.publish()
+        command(consortium_command, "revoke", name, "--reason", "left", "--dir", folders.consortium)
+        del folders.sources[name]  # type: ignore[attr-defined]
+        folders.publish()
         self._adopt()
         self._takes_part("site0")
         self.events["left"] += 1
@@ -129,19 +128,19 @@ class Soak:
 
     def _adopt(self) -> None:
         """The operator installs the newest manifest, and restarts."""
-        grounds, coordinator = self.federation.grounds, self.federation.coordinator
+        folders, coordinator = self.federation.folders, self.federation.coordinator
         self.verdict.expect(coordinator.stop() == 0, "the coordinator did not stop in order")
-        config = grounds.coordinator / "coordinator.toml"
-        command(coordinator_command, "join", "--manifest", grounds.manifest, "--config", config)
+        config = folders.coordinator / "coordinator.toml"
+        command(coordinator_command, "join", "--manifest", folders.manifest, "--config", config)
         coordinator.start()
 
     def questions(self) -> dict[str, float]:
         """Processor seconds of a start of the coordinator, of its status, and of an audit of each kind of log."""
-        grounds = self.federation.grounds
-        config, root = grounds.coordinator / "coordinator.toml", grounds.consortium / "root.pem"
+        folders = self.federation.folders
+        config, root = folders.coordinator / "coordinator.toml", folders.consortium / "root.pem"
         audit = "from security.audit.cli import main; main()"
         status = "from coordinator.cli import main; main()"
-        logs = {"coordinator": grounds.logs[0], "site": grounds.site("site0") / "state" / "log"}
+        logs = {"coordinator": folders.logs[0], "site": folders.site("site0") / "state" / "log"}
         found = {"status_s": _asked(status, "status", "--config", str(config))}
         for name, log in logs.items():
             found[f"audit_{name}_s"] = _asked(audit, "verify", str(log), "--root-key", str(root))
@@ -220,7 +219,7 @@ def run(
             try:
                 often = max(4, rounds // 25) if churn is None else churn or sys.maxsize
                 soak.run(rounds, max(1, rounds // 50), often, start + seconds)
-            except GaveUp as error:
+            except WaitFailed as error:
                 verdict.faults.append(str(error))
             last = soak.questions() if ask else {}
         check(soak, rounds, first, last)

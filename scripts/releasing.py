@@ -243,13 +243,13 @@ def good(found: dict[str, Any]) -> bool:
 
 
 def _tried(out: Path, environments: Path, roles: tuple[str, ...]) -> dict[str, Any]:
-    from scripts.local_federation.installed import try_release  # which loads what a release without it does not need
-    from scripts.local_federation.processes import GaveUp
+    from scripts.local_federation.federation import WaitFailed
+    from scripts.local_federation.quickstart import try_release  # which loads what a release without it does not need
 
     try:
         places, bills = ({role: folder / role for role in roles} for folder in (environments, out))
         return try_release(environments / "federation", places, {role: bill / SBOM for role, bill in bills.items()})
-    except GaveUp as error:
+    except WaitFailed as error:
         raise ConfigError(str(error), where="installed roles") from error
 
 

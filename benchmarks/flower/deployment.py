@@ -22,8 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from benchmarks.secagg import flower_python
-from scripts.local_federation.processes import GaveUp, wait_until
-from scripts.local_federation.setup import HOST, free_port
+from scripts.local_federation.federation import HOST, WaitFailed, free_port, wait_until
 from security.secagg import thresholds
 
 APP = Path(__file__).with_name("app")
@@ -46,7 +45,7 @@ class Deployment:
     def run(self) -> dict[str, Any]:
         """One round.
 
-        :raises GaveUp: if it does not come to an end.
+        :raises WaitFailed: if it does not come to an end.
         """
         shutil.copytree(APP, self.folder / "app", ignore=shutil.ignore_patterns("__pycache__"))
         self._make_certificates()
@@ -67,7 +66,7 @@ class Deployment:
         finally:
             self._end()
         if not found["exact"]:
-            raise GaveUp("Flower's aggregate is not the mean of what was put in")
+            raise WaitFailed("Flower's aggregate is not the mean of what was put in")
         return found
 
     def _is_told(self) -> bool:

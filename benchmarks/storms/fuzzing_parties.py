@@ -50,7 +50,7 @@ class Tally:
         told = json.loads(self._path.read_text()) if self._path.exists() else {}
         self.phases = Counter(told.get("phases", {}))
         self.kinds = Counter(told.get("kinds", {}))
-        self.lives = told.get("lives", 0) + 1
+        self.starts = told.get("lives", 0) + 1
 
     @property
     def calm(self) -> bool:
@@ -64,7 +64,7 @@ class Tally:
 
     def write(self) -> None:
         new = self._path.with_suffix(".new")
-        new.write_text(json.dumps({"lives": self.lives, "phases": self.phases, "kinds": self.kinds}))
+        new.write_text(json.dumps({"lives": self.starts, "phases": self.phases, "kinds": self.kinds}))
         new.rename(self._path)
 
 
@@ -224,7 +224,7 @@ def site(path: Path, seed: int, damaged: float, burst: int) -> None:
     log_to_stderr()
     tally = Tally(path.parent)
     FuzzingClient.damaged, FuzzingClient.burst = damaged, burst
-    FuzzingClient.tally, FuzzingClient.spoiler = tally, Spoiler(f"site {seed} {tally.lives}")
+    FuzzingClient.tally, FuzzingClient.spoiler = tally, Spoiler(f"site {seed} {tally.starts}")
     client.Client = FuzzingClient  # type: ignore[misc]
     with ending_well():
         config = SiteConfig.read(path)
@@ -243,7 +243,7 @@ def coordinator(path: Path, seed: int, damaged: float, burst: int) -> None:
     log_to_stderr()
     tally = Tally(path.parent)
     FuzzingService.damaged, FuzzingService.burst = damaged, burst
-    FuzzingService.tally, FuzzingService.spoiler = tally, Spoiler(f"coordinator {seed} {tally.lives}")
+    FuzzingService.tally, FuzzingService.spoiler = tally, Spoiler(f"coordinator {seed} {tally.starts}")
     with ending_well():
         run_until_stopped(*CoordinatorConfig.read(path), service_type=FuzzingService)
 

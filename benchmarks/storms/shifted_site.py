@@ -14,9 +14,8 @@ import click
 
 from lazaret.process import ending_well, stop_on_signals
 from lazaret.terminal import run_command
-from scripts.local_federation.fail_points import MortalAgent
 from scripts.local_federation.known_updates import make_number_learner
-from scripts.local_federation.party import log_to_stderr
+from scripts.local_federation.party import KillableAgent, log_to_stderr
 from security.clock import SystemClock
 from security.rng import SystemRandomness
 from site_agent.assembly import assemble
@@ -48,7 +47,7 @@ def main(path: Path) -> None:
         config = SiteConfig.read(path)
         clock = ShiftedSystemClock(path.parent / "clock")
         agent = assemble(
-            config, clock=clock, rng=SystemRandomness(), make_learner=make_number_learner, agent_type=MortalAgent
+            config, clock=clock, rng=SystemRandomness(), make_learner=make_number_learner, agent_type=KillableAgent
         )
         until = lambda stopped: stop_on_signals(stopped.set)  # noqa: E731  # as the command has it
         asyncio.run(serve(agent, config.coordinator, until=until))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.local_federation.processes import Party
+from scripts.local_federation.federation import Party
 from scripts.local_federation.sums import manifest_at, read_published
 from site_agent.state_dir import read_state
 from tests.support.federation import NumberFederation
@@ -90,13 +90,13 @@ def check_results(federation: NumberFederation, verdict: Verdict, without: Colle
     """
     try:
         federation.check_sums()
-        layout = manifest_at(federation.grounds.coordinator / "identity").aggregation.layout
-        after = {found.round: found.after for found in read_published(federation.grounds.coordinator)}
+        layout = manifest_at(federation.folders.coordinator / "identity").aggregation.layout
+        after = {found.round: found.after for found in read_published(federation.folders.coordinator)}
         rounds = {}
         for name, site in federation.sites.items():
             if name not in without:
                 rounds[name] = newest_accepted(site)
-                read_state(federation.grounds.site(name) / "state" / "states", layout, after[rounds[name]])
+                read_state(federation.folders.site(name) / "state" / "states", layout, after[rounds[name]])
     except Exception as error:  # whatever it is, it is the finding
         verdict.faults.append(f"sums or models: {error!r}")
         return []

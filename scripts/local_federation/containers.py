@@ -27,9 +27,9 @@ import click
 
 from lazaret.errors import ConfigError, ToolkitError
 from lazaret.terminal import emit, run_command
-from scripts.local_federation.demo import Told
-from scripts.local_federation.processes import GaveUp, wait_until
-from scripts.local_federation.typed import (
+from scripts.local_federation.demo import ProgressPrinter
+from scripts.local_federation.federation import WaitFailed, wait_until
+from scripts.local_federation.quickstart import (
     PLAN,
     ROUNDS,
     SITES,
@@ -79,15 +79,15 @@ def hindrance(*, base: Path | None) -> str | None:
 def run(*words: object, seconds: float = 120) -> str:
     """Run a tool, with a bounded time.
 
-    :raises GaveUp: with the end of what it said.
+    :raises WaitFailed: with the end of what it said.
     """
     command = [str(word) for word in words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        raise GaveUp(f"{' '.join(command[:4])} did not end within {seconds:.0f} s") from None
+        raise WaitFailed(f"{' '.join(command[:4])} did not end within {seconds:.0f} s") from None
     if done.returncode:
-        raise GaveUp(f"{' '.join(command)} ended with {done.returncode}\n{(done.stdout + done.stderr)[-2000:]}")
+        raise WaitFailed(f"{' '.join(command)} ended with {done.returncode}\n{(done.stdout + done.stderr)[-2000:]}")
     return done.stdout
 
 
@@ -170,7 +170,7 @@ class ImageFacts:
 class ContainerFederation(TypedFederation):
     """The folders and containers of one federation."""
 
-    def __init__(self, workshop: Workshop, folder: Path, images: dict[str, ImageFacts], tell: Told) -> None:
+    def __init__(self, workshop: Workshop, folder: Path, images: dict[str, ImageFacts], tell: ProgressPrinter) -> None:
         super().__init__(folder)
         self.workshop, self.images, self.tell = workshop, images, tell
         self.running: dict[str, str] = {}
@@ -337,7 +337,7 @@ def workplace(out: Path | None) -> Iterator[Workshop]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def whole(workshop: Workshop, base: Path | None, releases: Path | None, tell: Told) -> dict[str, Any]:
+def whole(workshop: Workshop, base: Path | None, releases: Path | None, tell: ProgressPrinter) -> dict[str, Any]:
     """From packages to the audit."""
     if base is None:
         base = workshop.folder / "base.tar"
@@ -398,8 +398,8 @@ def main(out: Path | None, base: Path | None, releases: Path | None, as_json: bo
         raise ConfigError("is not empty", where=str(out), hint="choose a new folder")
     try:
         with workplace(out) as workshop:
-            found = whole(workshop, base, releases, Told())
-    except GaveUp as error:
+            found = whole(workshop, base, releases, ProgressPrinter())
+    except WaitFailed as error:
         raise ToolkitError(str(error), where="containers") from error
     emit(found) if as_json else click.echo("\n".join(f"{key}: {value}" for key, value in found.items()))
     sys.exit(0 if found["ok"] else 1)

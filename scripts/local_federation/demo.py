@@ -18,8 +18,15 @@ from lazaret.terminal import emit, run_command
 from npr.data.sources import open_dataset
 from npr.lab.cli import model as model_command
 from scripts.local_federation import demo_report
-from scripts.local_federation.processes import ROOT, GaveUp, Party, stop_all, wait_until
-from scripts.local_federation.setup import Grounds, command
+from scripts.local_federation.federation import (
+    ROOT,
+    FederationFolders,
+    Party,
+    WaitFailed,
+    command,
+    stop_all,
+    wait_until,
+)
 
 IMAGE_SIZE = 32
 BATCH = 32
@@ -29,7 +36,7 @@ PATIENCE = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class DemoOptions:
     """What the command line asks for."""
 
     out: Path
@@ -40,7 +47,7 @@ class Wishes:
 
 
 @dataclass(slots=True)
-class Told:
+class ProgressPrinter:
     """Prints what happens, with the time since the start."""
 
     quiet: bool = False
@@ -54,11 +61,11 @@ class Told:
         click.echo(f"[{self.seconds:5.0f} s] {text}", err=True)
 
 
-def hospitals(wishes: Wishes) -> tuple[dict[str, str], tuple[str, ...], int]:
+def hospitals(options: DemoOptions) -> tuple[dict[str, str], tuple[str, ...], int]:
     """Site ids with the names of their data, the classes, and the most images that a site trains on."""
-    fold = "fold" if wishes.data.startswith("generated") else 0
-    dataset = open_dataset(wishes.data, fold=fold, image_size=8 if fold else IMAGE_SIZE)
-    largest = sorted(dataset.sites, key=lambda site: -len(site.train))[: wishes.sites]
+    fold = "fold" if options.data.startswith("generated") else 0
+    dataset = open_dataset(options.data, fold=fold, image_size=8 if fold else IMAGE_SIZE)
+    largest = sorted(dataset.sites, key=lambda site: -len(site.train))[: options.sites]
     if len(largest) < 4:
         raise ConfigError(
             f"{len(largest)} sites are too few for a demo in which some are killed", where="--sites", hint="4 or more"
@@ -67,24 +74,24 @@ def hospitals(wishes: Wishes) -> tuple[dict[str, str], tuple[str, ...], int]:
     return names, dataset.class_names, max(len(site.train) for site in largest)
 
 
-def lay_out(wishes: Wishes, tell: Told) -> Grounds:
+def set_up(options: DemoOptions, tell: ProgressPrinter) -> FederationFolders:
     """Initial model, consortium, members, manifest, configurations."""
-    names, classes, largest = hospitals(wishes)
-    architecture, _, weights = wishes.model.partition(":")
-    wishes.out.mkdir(parents=True, exist_ok=True)
-    initial = wishes.out / "initial.safetensors"
+    names, classes, largest = hospitals(options)
+    architecture, _, weights = options.model.partition(":")
+    options.out.mkdir(parents=True, exist_ok=True)
+    initial = options.out / "initial.safetensors"
     tell(f"initial model: {architecture}, {weights or 'random'} weights, {len(classes)} classes")
     command(
         model_command, "--architecture", architecture, "--weights", weights or "none", "--classes", ",".join(classes),
-        "--method", "fednpr-per", "--rounds", wishes.rounds, "--image-size", IMAGE_SIZE,
+        "--method", "fednpr-per", "--rounds", options.rounds, "--image-size", IMAGE_SIZE,
         # Small sites start their own head from one that has seen every class.
-        "--set", f"personal_after={max(1, wishes.rounds - 2)}", "--set", f"batch_size={BATCH}", "-o", initial,
+        "--set", f"personal_after={max(1, options.rounds - 2)}", "--set", f"batch_size={BATCH}", "-o", initial,
     )  # fmt: skip
-    fold = '"fold"' if wishes.data.startswith("generated") else "0"
-    grounds = Grounds(
-        folder=wishes.out,
-        plan=PLAN.format(rounds=wishes.rounds, steps=-(-largest // BATCH), cap=1 << largest.bit_length()),
-        sources=dict.fromkeys(names, wishes.data),
+    fold = '"fold"' if options.data.startswith("generated") else "0"
+    folders = FederationFolders(
+        folder=options.out,
+        plan=PLAN.format(rounds=options.rounds, steps=-(-largest // BATCH), cap=1 << largest.bit_length()),
+        sources=dict.fromkeys(names, options.data),
         initial=initial,
         coordinator_settings={"grace": 6.0, "ping": 3.0, "audit": 5.0},
         site_settings={
@@ -95,8 +102,8 @@ def lay_out(wishes: Wishes, tell: Told) -> Grounds:
         data_names=names,
     )
     tell(f"consortium, coordinator and {len(names)} hospitals: keys, certificates, signed manifest")
-    grounds.prepare()
-    return grounds
+    folders.prepare()
+    return folders
 
 
 PLAN = """
@@ -115,14 +122,14 @@ upload = 30
 """
 
 
-class Story:
-    """The run itself: everybody starts, three die, all come back."""
+class DemoRun:
+    """The run itself: all parties start, three are killed, and each is started again."""
 
-    def __init__(self, grounds: Grounds, rounds: int, tell: Told) -> None:
-        self.grounds = grounds
+    def __init__(self, folders: FederationFolders, rounds: int, tell: ProgressPrinter) -> None:
+        self.folders = folders
         self.rounds = rounds
         self.tell = tell
-        self.coordinator, self.sites = grounds.parties()
+        self.coordinator, self.sites = folders.parties()
         self.survived: list[str] = []
         self._shown = 0
 
@@ -143,11 +150,11 @@ class Story:
         trainer.kill()
         self._revive(trainer, f"{trainer.name} was killed while it trained round {first}")
         self._until(lambda: self.coordinator.says(f"round {second}: training"), f"round {second}")
-        uploader.ordain("amid-S3")
+        uploader.kill_at("during-S3")
         self._until(lambda: uploader.code is not None, f"upload of round {second}")
         self._revive(uploader, f"{uploader.name} was killed during its upload in round {second}")
         self._until(lambda: self.coordinator.says(f"round {third}: training"), f"round {third}")
-        self.coordinator.ordain("after-C3")
+        self.coordinator.kill_at("after-C3")
         self._until(lambda: self.coordinator.code is not None, f"survivors of round {third}")
         self._revive(self.coordinator, f"the coordinator was killed during the aggregation of round {third}")
         self._until(self._over, "the last round")
@@ -164,7 +171,7 @@ class Story:
             self._narrate()
             for party in self.parties:
                 if party.code is not None and party.code != -9:
-                    raise GaveUp(f"{party.name} ended with {party.code}\n{party.text()[-2000:]}")
+                    raise WaitFailed(f"{party.name} ended with {party.code}\n{party.text()[-2000:]}")
             return bool(true())
 
         wait_until(look, what, seconds=PATIENCE, output=self.coordinator.output)
@@ -178,7 +185,7 @@ class Story:
     def _over(self) -> bool:
         """All rounds published, the last sum checked, and every site has looked at its last model."""
         with suppress(ConfigError):
-            found = overview(self.grounds.coordinator / "coordinator.toml")
+            found = overview(self.folders.coordinator / "coordinator.toml")
             last = max((row["number"] for row in found["rounds"] if row["outcome"] == "published"), default=0)
             checked = self.coordinator.says(f"the sum of round {last} is checked")
             return found["completed"] >= self.rounds and checked and all(map(self._looked(last), self.sites))
@@ -186,7 +193,7 @@ class Story:
 
     def _looked(self, last: int) -> Any:
         def looked(name: str) -> bool:
-            path = self.grounds.site(name) / "state" / "metrics.jsonl"
+            path = self.folders.site(name) / "state" / "metrics.jsonl"
             return path.exists() and any(json.loads(line)["round"] == last for line in path.read_text().splitlines())
 
         return looked
@@ -195,18 +202,18 @@ class Story:
         stop_all(self.sites.values(), self.coordinator)
 
 
-def run(wishes: Wishes, tell: Told) -> dict[str, Any]:
+def run(options: DemoOptions, tell: ProgressPrinter) -> dict[str, Any]:
     """The whole demo; returns the summary."""
-    grounds = lay_out(wishes, tell)
-    story = Story(grounds, wishes.rounds, tell)
+    folders = set_up(options, tell)
+    demo = DemoRun(folders, options.rounds, tell)
     try:
-        story.play()
+        demo.play()
     finally:
-        story.end()
-    tell(f"{wishes.rounds} rounds are done; now each hospital alone, with the same number of steps")
-    alone = demo_report.train_alone(grounds, wishes.rounds)
+        demo.end()
+    tell(f"{options.rounds} rounds are done; now each hospital alone, with the same number of steps")
+    alone = demo_report.train_alone(folders, options.rounds)
     tell("checking the sums, the logs and the figures")
-    summary = demo_report.summary(grounds, story.survived, alone)
+    summary = demo_report.summary(folders, demo.survived, alone)
     return summary | {"seconds": round(tell.seconds, 1)}
 
 
@@ -219,13 +226,13 @@ def run(wishes: Wishes, tell: Told) -> dict[str, Any]:
 @click.option("--data", default=DATA, show_default=True, help="A data source; docs/data.md lists them.")
 def main(out: Path | None, as_json: bool, **given: Any) -> None:
     """Hospitals on this machine train together over mTLS; three processes are killed; then everything is checked."""
-    tell = Told()
+    tell = ProgressPrinter()
     target = (out or _unused(ROOT / "runs")).resolve()
     if (target / "consortium").exists():
         raise ConfigError("there is already a federation", where=str(target), hint="choose another --out")
     try:
-        summary = run(Wishes(out=target, **given), tell)
-    except GaveUp as error:
+        summary = run(DemoOptions(out=target, **given), tell)
+    except WaitFailed as error:
         raise ToolkitError(str(error), where=str(target / "output")) from error
     (target / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     emit(summary) if as_json else demo_report.show(summary, target)

@@ -20,34 +20,36 @@ from rich.table import Table
 
 from coordinator.status import overview
 from lazaret.errors import DataError
-from scripts.local_federation import alone, sums
-from scripts.local_federation.processes import ROOT
-from scripts.local_federation.setup import Grounds
+from scripts.local_federation import sums
+from scripts.local_federation.federation import ROOT, FederationFolders
+from scripts.local_federation.sums import manifest_at
 from security.audit.facts import LogHistory, read_history
 from security.identity.pinned_files import pinned_model
+from site_agent.config import SiteConfig
+from site_agent.trainer.data import open_data
 
 DUMPS = "plaintext-for-the-demo-only"
 
 
-def train_alone(grounds: Grounds, rounds: int) -> dict[str, dict[str, Any]]:
+def train_alone(folders: FederationFolders, rounds: int) -> dict[str, dict[str, Any]]:
     """All sites without a federation, in as many processes as there are processors: each loads torch once."""
-    names = list(grounds.sources)
-    paths = [grounds.site(name) / "site.toml" for name in names]
+    names = list(folders.sources)
+    paths = [folders.site(name) / "site.toml" for name in names]
     with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as workers:
-        figures = workers.map(alone.figures_alone, paths, names, [rounds] * len(names))
+        figures = workers.map(figures_alone, paths, names, [rounds] * len(names))
         return dict(zip(names, figures, strict=True))
 
 
-def check_sums(grounds: Grounds) -> tuple[bool, int]:
+def check_sums(folders: FederationFolders) -> tuple[bool, int]:
     """Open what the sites put aside, dump it, and compare; whether all sums are exact, and how many were checked."""
-    manifest = sums.manifest_at(grounds.coordinator / "identity")
+    manifest = sums.manifest_at(folders.coordinator / "identity")
     layout = manifest.aggregation.layout
-    _, state = pinned_model(grounds.initial, manifest)
+    _, state = pinned_model(folders.initial, manifest)
     exact, checked, movements = True, 0, b""
-    for result in sums.read_published(grounds.coordinator):
-        words = {site: sums.open_kept(grounds.site(site), result.round, layout) for site in result.survivors}
+    for result in sums.read_published(folders.coordinator):
+        words = {site: sums.open_kept(folders.site(site), result.round, layout) for site in result.survivors}
         for site, vector in words.items():
-            target = grounds.folder / DUMPS / site / f"round-{result.round}.npy"
+            target = folders.folder / DUMPS / site / f"round-{result.round}.npy"
             target.parent.mkdir(parents=True, exist_ok=True)
             np.save(target, vector, allow_pickle=False)
         if result.total is None:  # it has left the spool; the model that the result names shows whether this is it
@@ -59,25 +61,25 @@ def check_sums(grounds: Grounds) -> tuple[bool, int]:
     return exact, checked
 
 
-def summary(grounds: Grounds, survived: list[str], alone: dict[str, Any]) -> dict[str, Any]:
+def summary(folders: FederationFolders, survived: list[str], alone: dict[str, Any]) -> dict[str, Any]:
     """The one object that `--json` prints and summary.json holds."""
-    rounds = overview(grounds.coordinator / "coordinator.toml")["rounds"]
+    rounds = overview(folders.coordinator / "coordinator.toml")["rounds"]
     histories = {
         name: read_history(path, origin="", name=name, role="")
-        for name, path in zip(["coordinator", *sorted(grounds.sources)], grounds.logs, strict=True)
+        for name, path in zip(["coordinator", *sorted(folders.sources)], folders.logs, strict=True)
     }
-    written = begin_report(grounds)
-    exact, checked = check_sums(grounds)
+    written = begin_report(folders)
+    exact, checked = check_sums(folders)
     return {
         "rounds_completed": sum(row["outcome"] == "published" for row in rounds),
         "rounds_aborted": sum(row["outcome"] not in ("published", None) for row in rounds),
         "sums_checked_by_sites": checked,
         "kills_survived": len(survived),
         "exact_sums": exact,
-        "clip_refusals": sum(_clip_refusals(histories[name]) for name in grounds.sources),
+        "clip_refusals": sum(_clip_refusals(histories[name]) for name in folders.sources),
         "seconds": 0.0,
-        "sites": [_site(grounds, name, histories[name], alone[name]) for name in sorted(grounds.sources)],
-        "logs": [str(path) for path in grounds.logs],
+        "sites": [_site(folders, name, histories[name], alone[name]) for name in sorted(folders.sources)],
+        "logs": [str(path) for path in folders.logs],
         "report": written(),
     }
 
@@ -86,8 +88,8 @@ def _clip_refusals(history: LogHistory) -> int:
     return sum(DataError.code in record.body["rule"] for record in history.of("round.declined"))
 
 
-def _site(grounds: Grounds, name: str, history: LogHistory, alone: dict[str, Any]) -> dict[str, Any]:
-    lines = (grounds.site(name) / "state" / "metrics.jsonl").read_text().splitlines()
+def _site(folders: FederationFolders, name: str, history: LogHistory, alone: dict[str, Any]) -> dict[str, Any]:
+    lines = (folders.site(name) / "state" / "metrics.jsonl").read_text().splitlines()
     newest = json.loads(lines[-1])["test"]
     out: dict[str, int] = {}
     for record in history.of("egress"):
@@ -101,13 +103,13 @@ def _site(grounds: Grounds, name: str, history: LogHistory, alone: dict[str, Any
     }
 
 
-def begin_report(grounds: Grounds) -> Callable[[], str | None]:
+def begin_report(folders: FederationFolders) -> Callable[[], str | None]:
     """The auditor's report over all logs, in a process of its own while this one goes on.
 
     :returns: what waits for it and says where it is; None if it could not be made.
     """
-    target = grounds.folder / "report.html"
-    words = ["report", *map(str, grounds.logs), "--root-key", str(grounds.consortium / "root.pem"), "-o", str(target)]
+    target = folders.folder / "report.html"
+    words = ["report", *map(str, folders.logs), "--root-key", str(folders.consortium / "root.pem"), "-o", str(target)]
     code = "import sys; from security.audit.cli import main; main()"
     null = subprocess.DEVNULL
     process = subprocess.Popen([sys.executable, "-c", code, *words], cwd=ROOT, stdout=null, stderr=null)
@@ -150,3 +152,30 @@ def show(summary: dict[str, Any], folder: Path) -> None:
     click.echo(f"  consortium show {folder / 'consortium' / 'manifest.json'} --dir {folder / 'consortium'}")
     click.echo(f"  coordinator status --config {folder / 'coordinator' / 'coordinator.toml'}")
     click.echo(f"delete {folder / DUMPS}: it contains updates without masks, which a real hospital never stores")
+
+
+# The same hospital without a federation: same data, model, loss and number of steps, nothing exchanged.
+
+
+def figures_alone(path: Path, name: str, rounds: int) -> dict[str, Any]:
+    """Balanced accuracy and AUC on the test images of the site whose site.toml this is.
+
+    Torch is imported here: who only names this function, to have it called in another process, needs none.
+    """
+    from npr.metrics import balanced_accuracy, balanced_auc
+    from npr.recipe import recipe_of
+    from site_agent.trainer.evaluation import train_alone
+
+    config = SiteConfig.read(path)
+    manifest = manifest_at(config.identity)
+    initial, _ = pinned_model(config.model_file(manifest.model.initial_file), manifest)
+    recipe = recipe_of(manifest)
+    size, classes, labels = recipe.image_size, manifest.model.classes, recipe.config.labels
+    _, data = open_data(config.data, site=name, image_size=size, classes=classes, labels=labels)
+    scores = train_alone(manifest, initial, recipe, data, rounds=rounds)
+    return {
+        "bacc": float(balanced_accuracy(data.test.labels, scores)),
+        "bauc": float(balanced_auc(data.test.labels, scores)),
+        "images": len(data.train),
+        "test_images": len(data.test),
+    }

@@ -6,33 +6,158 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from coordinator.config import CoordinatorConfig
-from coordinator.service import run_until_stopped
+from coordinator.effects import Effect as CoordinatorEffect
+from coordinator.run import Shell
+from coordinator.send_queue import Stream
+from coordinator.service import Service, run_until_stopped
 from lazaret.process import ending_well, stop_on_signals
 from lazaret.terminal import run_command
-from scripts.local_federation.fail_points import MortalAgent, MortalService, MortalShell
 from scripts.local_federation.known_updates import make_number_learner
 from scripts.local_federation.sums import kept_folder
 from security.clock import SystemClock
 from security.rng import SystemRandomness
+from security.secagg import messages
+from security.secagg.certificates import Advert
+from security.secagg.effects import DraftState, SaveState, Send, SendUpload
+from security.secagg.fields import Wire
 from site_agent.assembly import assemble
 from site_agent.client import meter_for, serve
 from site_agent.config import SiteConfig
 from site_agent.effects import Effect, KeepUpdate
+from site_agent.effects import Effect as SiteEffect
+from site_agent.run import Agent
 from site_agent.status import AgentPresence
+
+# Processes killed (SIGKILL) at named steps of the protocol, for the demo and the tests; no shipped command uses it.
+#
+# A site is killed before, during or after sending S1 to S5, or while it writes the next model; a coordinator before
+# or after sending C0 to C5 (docs/spec/secure-aggregation.md, section 1). The process sends SIGKILL to itself, so
+# nothing is cleaned up. The order is a file with one line such as `before-S3`; the process deletes the file first, so
+# that it is killed once only.
+
+
+SITE_STEPS: Final[dict[str, type[Any]]] = {
+    "S1": Advert,
+    "S2": messages.Shares,
+    "S3": SendUpload,
+    "S4": messages.Agree,
+    "S5": messages.Unmask,
+    "draft": DraftState,
+    "state": SaveState,
+}
+COORDINATOR_STEPS: Final[dict[str, type[Any]]] = {
+    "C0": messages.Plan,
+    "C1": messages.Adverts,
+    "C2": messages.Deliver,
+    "C3": messages.Survivors,
+    "C4": messages.Quorum,
+    "C5": messages.Result,
+}
+# What a party may send once only in an attempt: what it sends about one thing must always be the same bytes.
+PROMISES: Final = (
+    Advert, messages.Shares, messages.UploadHeader, messages.Agree, messages.Unmask,
+    messages.Plan, messages.Adverts, messages.Survivors, messages.Result,
+)  # fmt: skip
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillOrder:
+    """At which step one party is to be killed, and what it has sent so far."""
+
+    def __init__(self, folder: Path, steps: dict[str, type[Any]]) -> None:
+        self._order = folder / "kill-order"
+        self._sent = folder / "said.jsonl"
+        self._steps = steps
+
+    def moment(self, thing: object) -> str | None:
+        """`before`, `during` or `after` if the process is to be killed at this."""
+        try:
+            when, _, step = self._order.read_text().strip().partition("-")
+        except FileNotFoundError:
+            return None
+        return when if isinstance(thing, self._steps[step]) else None
+
+    def obey(self) -> None:
+        self._order.unlink()
+        die()
+
+    def record(self, message: Wire) -> None:
+        """Write down what is about to be sent, to compare it later."""
+        if isinstance(message, PROMISES):
+            about = getattr(message, "kx", None) or getattr(message, "ctx", None) or message.context.ctx()
+            line = [type(message).__name__, about.hex(), hashlib.sha256(message.to_bytes()).hexdigest()]
+            with self._sent.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+class KillableAgent(Agent):
+    """A site that kills itself at the step that its order names."""
+
+    @property
+    def kill_order(self) -> KillOrder:
+        return KillOrder(self.state_dir.folder.parent, SITE_STEPS)
+
+    def execute(self, effect: SiteEffect) -> Iterator[bytes]:
+        thing = effect.message if isinstance(effect, Send) else effect
+        end = self.kill_order.moment(thing) if isinstance(effect, Send | SendUpload | DraftState | SaveState) else None
+        if end == "before":
+            self.kill_order.obey()
+        if isinstance(effect, Send):
+            self.kill_order.record(effect.message)
+        for sent, data in enumerate(super().execute(effect)):
+            if end == "during" and sent:
+                self.kill_order.obey()
+            yield data
+        if end == "after":
+            self.kill_order.obey()
+
+
+class KillableShell(Shell):
+    """A coordinator that kills itself before the first message of a step is put into a queue, when its record is on
+    disk."""
+
+    @property
+    def kill_order(self) -> KillOrder:
+        return KillOrder(self.storage.folder.parent, COORDINATOR_STEPS)
+
+    def perform(self, effect: CoordinatorEffect) -> None:
+        if isinstance(effect, Send):
+            if self.kill_order.moment(effect.message) == "before":
+                self.kill_order.obey()
+            self.kill_order.record(effect.message)
+        super().perform(effect)
+
+
+class KillableService(Service):
+    """A coordinator that kills itself when the first site has been sent a step's message, and the others have not."""
+
+    async def deliver(self, stream: Stream, message: Wire, context: Any) -> None:
+        await super().deliver(stream, message, context)
+        if isinstance(self.shell, KillableShell) and self.shell.kill_order.moment(message) == "after":
+            self.shell.kill_order.obey()
+
 
 CONFIG = click.option("--config", "path", type=click.Path(path_type=Path), required=True)
 
 
-class KeepingAgent(MortalAgent):
+class KeepingAgent(KillableAgent):
     """Puts a copy of every sealed update aside. It stays ciphertext; the demo opens it when the run is over."""
 
     def execute(self, effect: Effect) -> Iterator[bytes]:
@@ -61,7 +186,7 @@ def coordinator(path: Path) -> None:
     log_to_stderr()
     with ending_well():
         logging.info("starting")
-        run_until_stopped(*CoordinatorConfig.read(path), shell_type=MortalShell, service_type=MortalService)
+        run_until_stopped(*CoordinatorConfig.read(path), shell_type=KillableShell, service_type=KillableService)
 
 
 @cli.command()

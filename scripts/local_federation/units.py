@@ -28,9 +28,8 @@ from coordinator.status import overview
 from lazaret.errors import ConfigError, ToolkitError
 from lazaret.terminal import emit, run_command
 from scripts.local_federation.containers import run
-from scripts.local_federation.demo import DATA, Told, Wishes, lay_out
-from scripts.local_federation.processes import ROOT, GaveUp, Party, wait_until
-from scripts.local_federation.setup import Grounds
+from scripts.local_federation.demo import DATA, DemoOptions, ProgressPrinter, set_up
+from scripts.local_federation.federation import ROOT, FederationFolders, Party, WaitFailed, wait_until
 from security.audit.agreement import keys_for, keys_of
 from security.audit.compare import cross
 from security.audit.findings import Severity
@@ -119,7 +118,7 @@ class OwnSystem:
             wait_until(lambda: self.state() in ("running", "degraded"), "the start of systemd", seconds=60)
             yield
         finally:
-            with suppress(GaveUp):
+            with suppress(WaitFailed):
                 run("kill", "-s", "RTMIN+4", self.first, seconds=10)  # power off
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=60)
@@ -130,11 +129,11 @@ class OwnSystem:
     def first(self) -> int:
         """The process with number 1 there."""
         if self.process is None:
-            raise GaveUp("the system was never started")
+            raise WaitFailed("the system was never started")
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         children = path.read_text().split() if path.exists() else []
         if not children:
-            raise GaveUp("the system has ended")
+            raise WaitFailed("the system has ended")
         return int(children[0])
 
     def inside(self, *words: object, seconds: float = 120) -> str:
@@ -146,7 +145,7 @@ class OwnSystem:
                 ["nsenter", "-t", str(self.first), "-a", "--", "systemctl", "is-system-running"],
                 capture_output=True, text=True, timeout=30, check=False,
             )  # fmt: skip
-        except GaveUp:
+        except WaitFailed:
             return "starting"
         return told.stdout.strip()
 
@@ -165,14 +164,14 @@ class OwnSystem:
         return [json.loads(line) for line in lines]
 
 
-def settle(system: OwnSystem, grounds: Grounds, name: str) -> tuple[Path, Path]:
+def settle(system: OwnSystem, folders: FederationFolders, name: str) -> tuple[Path, Path]:
     """The coordinator and one hospital move into the system."""
-    hub = system.give(grounds.coordinator, "lazaret-coordinator")
-    config = grounds.site(name) / "site.toml"
+    hub = system.give(folders.coordinator, "lazaret-coordinator")
+    config = folders.site(name) / "site.toml"
     more = 'trainer_socket = "/run/lazaret-site/trainer.sock"\nisolation = "required"\n'
     config.write_text(re.sub(r"^(\[site\].*\n)", lambda found: found[0] + more, config.read_text(), flags=re.M))
-    site = system.give(grounds.site(name), "lazaret-site")
-    system.add("lazaret-coordinator", f"SocketBindAllow=tcp:{grounds.port}\n")
+    site = system.give(folders.site(name), "lazaret-site")
+    system.add("lazaret-coordinator", f"SocketBindAllow=tcp:{folders.port}\n")
     system.add("lazaret-site-agent", f"WatchdogSec={WATCHDOG_SECONDS}\n")
     return hub, site
 
@@ -221,16 +220,16 @@ def stop(system: OwnSystem, others: list[Party]) -> None:
     system.inside("systemctl", "stop", "lazaret-coordinator", seconds=PATIENCE)
 
 
-def play(folder: Path, base: Path | None, tell: Told) -> dict[str, Any]:
-    """The whole story; returns the summary."""
-    wishes = Wishes(out=folder / "federation", model="tf_efficientnet_lite0", rounds=40, sites=4, data=DATA)
-    grounds = lay_out(wishes, tell)
-    name = sorted(grounds.sources)[0]
+def play(folder: Path, base: Path | None, tell: ProgressPrinter) -> dict[str, Any]:
+    """The whole demo; returns the summary."""
+    options = DemoOptions(out=folder / "federation", model="tf_efficientnet_lite0", rounds=40, sites=4, data=DATA)
+    folders = set_up(options, tell)
+    name = sorted(folders.sources)[0]
     system = OwnSystem(folder / "system")
     tell("a system of Debian's packages")
     system.install(base)
-    hub, site = settle(system, grounds, name)
-    _, parties = grounds.parties()
+    hub, site = settle(system, folders, name)
+    _, parties = folders.parties()
     others = [party for other, party in parties.items() if other != name]
 
     def published() -> int:
@@ -247,7 +246,7 @@ def play(folder: Path, base: Path | None, tell: Told) -> dict[str, Any]:
         try:
             for party in others:
                 party.start()
-            settled = partial(_settled, site / "state" / "log", grounds.consortium / "root.pem")
+            settled = partial(_settled, site / "state" / "log", folders.consortium / "root.pem")
             wait_until(lambda: settled(1), "a round, and witnesses of it", seconds=PATIENCE)
             tell(f"a round is over and witnessed; now the agent of {name} hangs")
             before = _uploads(site / "state" / "log")
@@ -262,8 +261,8 @@ def play(folder: Path, base: Path | None, tell: Told) -> dict[str, Any]:
             stop(system, others)
         ends = {unit: system.shown(unit)["Result"] for unit in UNITS}
     logs = [hub / "state" / "log", site / "state" / "log"]
-    logs += [grounds.site(other) / "state" / "log" for other in sorted(grounds.sources) if other != name]
-    crossed = cross(logs, keys_of(logs, grounds.consortium / "root.pem"))
+    logs += [folders.site(other) / "state" / "log" for other in sorted(folders.sources) if other != name]
+    crossed = cross(logs, keys_of(logs, folders.consortium / "root.pem"))
     weighty = [finding for finding in crossed.findings if finding.severity is not Severity.NOTE]
     return {
         "ok": all(end == "success" for end in ends.values()) and waited > 0 and taken > 0 and crossed.exit_code == 0,
@@ -293,8 +292,8 @@ def main(base: Path | None, as_json: bool) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the system there is powered off
     folder = Path(tempfile.mkdtemp(prefix="lazaret-units-"))
     try:
-        summary = play(folder, base, Told())
-    except GaveUp as error:
+        summary = play(folder, base, ProgressPrinter())
+    except WaitFailed as error:
         raise ToolkitError(str(error), where=str(folder)) from error
     emit(summary) if as_json else click.echo(json.dumps(summary, indent=2))
     if not summary["ok"]:

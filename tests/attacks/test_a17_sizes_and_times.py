@@ -24,11 +24,11 @@ def trace(folder: Path, ready_slot: float) -> LogHistory:
     """What the coordinator saw, from its own log; the first round, when processes start, is left out below."""
     federation = NumberFederation(folder, rounds=ROUNDS, ready_slot=ready_slot)
     for site, seconds in ((SMALL, LITTLE), (LARGE, MUCH)):
-        (federation.grounds.site(site) / "work").write_text(str(seconds))
+        (federation.folders.site(site) / "work").write_text(str(seconds))
     with federation.running():
         federation.wait_published(ROUNDS)
         federation.wait_checked(ROUNDS)
-    return read_history(federation.grounds.logs[0], origin="", name="", role="")
+    return read_history(federation.folders.logs[0], origin="", name="", role="")
 
 
 def lateness(history: LogHistory) -> float:

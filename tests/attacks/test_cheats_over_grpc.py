@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local_federation.processes import Party
+from scripts.local_federation.federation import Party
 from tests.support.cheating_site import AWAY, VICTIM
 from tests.support.federation import NumberFederation
 
@@ -19,15 +19,15 @@ CHEAT = "site3"
 
 def with_cheat(folder: Path, *withheld: str, deaf: bool = False) -> NumberFederation:
     federation = NumberFederation(folder, rounds=3, grace=30.0)
-    grounds = federation.grounds
-    home, output = grounds.site(CHEAT), grounds.folder / "output"
+    folders = federation.folders
+    home, output = folders.site(CHEAT), folders.folder / "output"
     words = [word for name in withheld for word in ("--without", name)]
     command = [ENTRY, "cheat", "--config", home / "site.toml", *words]
     federation.sites[CHEAT] = Party(CHEAT, command, output / f"{CHEAT}.log", home)
     if deaf:
-        config = grounds.coordinator / "coordinator.toml"
+        config = folders.coordinator / "coordinator.toml"
         command = [ENTRY, "deaf", "--config", config]
-        federation.coordinator = Party("coordinator", command, output / "coordinator.log", grounds.coordinator)
+        federation.coordinator = Party("coordinator", command, output / "coordinator.log", folders.coordinator)
     return federation
 
 
@@ -57,10 +57,10 @@ def test_a_dealer_that_does_not_answer_twin(tmp_path: Path) -> None:
 
 def run_as(federation: NumberFederation, name: str, cheat: str) -> NumberFederation:
     """The party does what the command of `tests.support.cheating_site` says."""
-    grounds = federation.grounds
-    home = grounds.coordinator if name == "coordinator" else grounds.site(name)
+    folders = federation.folders
+    home = folders.coordinator if name == "coordinator" else folders.site(name)
     config = home / ("coordinator.toml" if name == "coordinator" else "site.toml")
-    party = Party(name, [ENTRY, cheat, "--config", config], grounds.folder / "output" / f"{name}.log", home)
+    party = Party(name, [ENTRY, cheat, "--config", config], folders.folder / "output" / f"{name}.log", home)
     if name == "coordinator":
         federation.coordinator = party
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local_federation.processes import Party, wait_until
+from scripts.local_federation.federation import Party, wait_until
 from tests.support.federation import WAIT, NumberFederation
 from tests.support.lying_coordinator import AGAIN, LIES, TIMES, VICTIM
 
@@ -30,14 +30,14 @@ REFUSALS = {
 
 
 def with_liar(federation: NumberFederation, *victim: str) -> NumberFederation:
-    grounds = federation.grounds
-    config = grounds.coordinator / "coordinator.toml"
-    output = grounds.folder / "output"
+    folders = federation.folders
+    config = folders.coordinator / "coordinator.toml"
+    output = folders.folder / "output"
     federation.coordinator = Party(
-        "coordinator", [ENTRY, "liar", "--config", config], output / "coordinator.log", grounds.coordinator
+        "coordinator", [ENTRY, "liar", "--config", config], output / "coordinator.log", folders.coordinator
     )
     if victim:
-        home = grounds.site(VICTIM)
+        home = folders.site(VICTIM)
         words = [ENTRY, "careless", "--config", home / "site.toml", "--without", *victim]
         federation.sites[VICTIM] = Party(VICTIM, words, output / f"{VICTIM}.log", home)
     return federation
@@ -47,7 +47,7 @@ def tell_lie(federation: NumberFederation, name: str) -> None:
     """Have it told, wait for the refusal, and then for rounds that go as if nothing had been."""
     victim = federation.sites[VICTIM]
     before = len(victim.text())
-    order = federation.grounds.coordinator / "lie"
+    order = federation.folders.coordinator / "lie"
     (order.parent / "lie.new").write_text(name)
     (order.parent / "lie.new").rename(order)
     wait_until(lambda: not order.exists(), f"lie {name}", seconds=WAIT, output=federation.coordinator.output)
@@ -88,7 +88,7 @@ def test_a_site_that_does_not_recompute_follows_the_coordinators_result_twin(tmp
     with federation.running():
         federation.wait_published(1)
         before = len(victim.text())
-        (federation.grounds.coordinator / "lie").write_text("A9")
+        (federation.folders.coordinator / "lie").write_text("A9")
         # Whatever it is told of the true result next, it is another one than it has.
         signs = ("order is for a result that is not under audit", "acknowledgements are of another result")
         own_chain = "the victim's own chain"
@@ -105,7 +105,7 @@ def test_one_acknowledgement_counted_often_is_a_certificate_twin(tmp_path: Path)
     with federation.running():
         federation.wait_published(1)
         before = len(victim.text())
-        order = federation.grounds.coordinator / "lie"
+        order = federation.folders.coordinator / "lie"
         order.write_text("A11-twice")
         wait_until(lambda: not order.exists(), "the lie", seconds=WAIT, output=federation.coordinator.output)
         federation.wait_published(federation.published + 2)
@@ -121,7 +121,7 @@ def test_a_result_that_is_shown_again_draws_no_other_chunk(tmp_path: Path) -> No
         # Of three sites none can be spared: without the victim's acknowledgement there is no next round.
         federation.sites["site3"].stop()
         federation.wait_published(federation.published + 2)
-        order = federation.grounds.coordinator / "lie"
+        order = federation.folders.coordinator / "lie"
         order.write_text(AGAIN)
         wait_until(lambda: not order.exists(), "the lie", seconds=WAIT, output=federation.coordinator.output)
         federation.wait_published(federation.published + 2)

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.effects import CloseRound
 from coordinator.round_history import RoundHistory
-from scripts.local_federation.setup import free_port
+from scripts.local_federation.federation import free_port
 from security.identity.manifest import ScoreTable
 from security.secagg import records
 from security.secagg.effects import Persist
@@ -28,7 +28,7 @@ SITES = 4
 @pytest.fixture(scope="module")
 def running(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NumberFederation, str]]:
     federation = NumberFederation(tmp_path_factory.mktemp("federation"), sites=SITES, rounds=40, ready_slot=0.5)
-    config, port = federation.grounds.coordinator / "coordinator.toml", free_port()
+    config, port = federation.folders.coordinator / "coordinator.toml", free_port()
     config.write_text(config.read_text().replace("127.0.0.1:7480", f"127.0.0.1:{port}"))
     with federation.running():
         federation.wait_published(1, seconds=120)
@@ -56,7 +56,7 @@ def test_rounds_go_by_while_one_looks(running: tuple[NumberFederation, str], wat
     assert page.locator("#loss polyline").count() == 1
     assert "site0" in page.locator("#logs").inner_text()
     newest = page.locator("#rounds code").first.get_attribute("title")
-    assert (federation.grounds.coordinator / "state" / "models" / f"{newest}.safetensors").exists()
+    assert (federation.folders.coordinator / "state" / "models" / f"{newest}.safetensors").exists()
     watched.check_calm(url)
 
 

@@ -22,7 +22,7 @@ from coordinator.checks import CoordinatorCheckContext as CoordinatorContext
 from coordinator.commands import check as coordinator_check
 from lazaret.checks import CheckList, CheckVerdict, Line, ok, run
 from lazaret.errors import LocalProtocolError
-from scripts.local_federation.setup import command, free_port
+from scripts.local_federation.federation import command, free_port
 from security.clock import SystemClock
 from security.consortium.cli import cli as consortium_command
 from security.identity import pki
@@ -423,9 +423,9 @@ def coordinator_lines(world: CheckWorld, folder: Path, **told: object) -> list[L
 @pytest.fixture
 def hub(world: CheckWorld, tmp_path: Path) -> Path:
     """A copy of the coordinator's folder, on a port of its own."""
-    shutil.copytree(world.grounds.coordinator, tmp_path / "hub", ignore=shutil.ignore_patterns("state"))
+    shutil.copytree(world.folders.coordinator, tmp_path / "hub", ignore=shutil.ignore_patterns("state"))
     config = tmp_path / "hub" / "coordinator.toml"
-    text = config.read_text().replace(str(world.grounds.port), str(free_port()))
+    text = config.read_text().replace(str(world.folders.port), str(free_port()))
     config.write_text(text.replace('listen = "127.0.0.1:7480"', f'listen = "127.0.0.1:{free_port()}"'))
     return tmp_path / "hub"
 
@@ -437,8 +437,8 @@ def test_a_healthy_coordinator_is_all_ok(world: CheckWorld, hub: Path) -> None:
 
 
 def test_a_coordinator_that_runs_already_is_ok(world: CheckWorld) -> None:
-    lines = [line for line in coordinator_lines(world, world.grounds.coordinator) if line.check == "port"]
-    assert [line.what for line in lines] == [f"this coordinator is running on 127.0.0.1:{world.grounds.port}"]
+    lines = [line for line in coordinator_lines(world, world.folders.coordinator) if line.check == "port"]
+    assert [line.what for line in lines] == [f"this coordinator is running on 127.0.0.1:{world.folders.port}"]
 
 
 def _chmod(hub: Path) -> None:
@@ -478,7 +478,7 @@ def test_a_fault_planted_at_the_coordinator(
 
 
 def test_what_status_of_a_coordinator_loads_is_not_what_a_coordinator_needs(world: CheckWorld) -> None:
-    count, heavy = loaded("coordinator.cli", "--config", str(world.grounds.coordinator / "coordinator.toml"), "status")
+    count, heavy = loaded("coordinator.cli", "--config", str(world.folders.coordinator / "coordinator.toml"), "status")
     assert count < 750 and heavy <= {"numpy", "pydantic", "cryptography"}, (count, heavy)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local_federation.setup import free_port
+from scripts.local_federation.federation import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "quickstart.md"
 PORT = "7443"

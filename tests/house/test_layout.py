@@ -19,7 +19,7 @@ def test_the_unit_tree_mirrors_the_source() -> None:
 def test_the_mirror_sees_what_it_looks_for(tmp_path, monkeypatch) -> None:
     """The same figures over a small tree with one of each fault."""
     for name, text in {
-        "lazaret/__init__.py": '"""A door."""\n',
+        "lazaret/__init__.py": '"""A contract."""\n',
         "lazaret/errors.py": '"""One."""\n\n# why\nclass Fault:\n    """Said."""\n\n    code = 1\n',
         "security/lonely.py": "from lazaret.errors import Fault\n\n\nclass Other(Fault):\n    pass\n",
         "npr/twice.py": "class Other:\n    pass\n",

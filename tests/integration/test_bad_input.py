@@ -12,9 +12,8 @@ import pytest
 
 from coordinator.cli import cli as coordinator_command
 from lazaret.terminal import run_command
+from scripts.local_federation.federation import HOST, ROOT
 from scripts.local_federation.party import cli as party_command
-from scripts.local_federation.processes import ROOT
-from scripts.local_federation.setup import HOST
 from security.audit.facts import read_history
 from security.clock import SystemClock
 from security.consortium.cli import cli as consortium_command
@@ -40,7 +39,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> NumberFederation:
 def federation(template: NumberFederation, tmp_path: Path) -> NumberFederation:
     """A fresh copy on disk; nothing runs."""
     folder = tmp_path / "federation"
-    shutil.copytree(template.grounds.folder, folder)
+    shutil.copytree(template.folders.folder, folder)
     return template.at(folder)
 
 
@@ -76,11 +75,11 @@ def complaint(said: str) -> str:
 
 
 def coordinator_config(federation: NumberFederation) -> Path:
-    return federation.grounds.coordinator / "coordinator.toml"
+    return federation.folders.coordinator / "coordinator.toml"
 
 
 def site_config(federation: NumberFederation, name: str = "site0") -> Path:
-    return federation.grounds.site(name) / "site.toml"
+    return federation.folders.site(name) / "site.toml"
 
 
 # Configuration.
@@ -102,7 +101,7 @@ def test_a_wrong_coordinator_configuration(
     federation: NumberFederation, typed: Typed, old: str, new: str, expected: tuple[str, ...]
 ) -> None:
     path = coordinator_config(federation)
-    path.write_text(path.read_text().replace(old.format(port=federation.grounds.port), new))
+    path.write_text(path.read_text().replace(old.format(port=federation.folders.port), new))
     code, said = typed("coordinator", "--config", path)
     assert code == 2
     assert "coordinator.toml" in complaint(said) or "gone.safetensors" in complaint(said)
@@ -145,7 +144,7 @@ def test_no_configuration_at_all(typed: Typed, tmp_path: Path, program: str) -> 
 def test_a_clock_that_is_off_by_days_and_an_expired_certificate(
     federation: NumberFederation, typed: Typed, monkeypatch: pytest.MonkeyPatch, who: str, days: int
 ) -> None:
-    before = tree(federation.grounds.folder)
+    before = tree(federation.folders.folder)
     now = SystemClock().now_ms()
     monkeypatch.setattr(SystemClock, "now_ms", lambda self: now + days * DAY)
     if who == "coordinator":
@@ -156,26 +155,26 @@ def test_a_clock_that_is_off_by_days_and_an_expired_certificate(
     assert ("valid from" if days < 0 else "expired at") in complaint(said)
     assert "clock" in said.partition("hint: ")[2]
     complaint(said)
-    assert tree(federation.grounds.folder) == before
+    assert tree(federation.folders.folder) == before
 
 
 def test_another_federations_manifest(federation: NumberFederation, typed: Typed, tmp_path: Path) -> None:
     other = NumberFederation(tmp_path / "other")
-    before = tree(federation.grounds.folder)
+    before = tree(federation.folders.folder)
     for program, config in (("coordinator", coordinator_config), ("site-agent", site_config)):
-        words = ["--config", config(federation), "join", "--manifest", other.grounds.manifest]
+        words = ["--config", config(federation), "join", "--manifest", other.folders.manifest]
         if program == "coordinator":
-            words = ["join", "--manifest", other.grounds.manifest, "--config", config(federation)]
+            words = ["join", "--manifest", other.folders.manifest, "--config", config(federation)]
         code, said = typed(program, *words)
         assert code == 1 and "manifest" in complaint(said)
-    assert tree(federation.grounds.folder) == before
+    assert tree(federation.folders.folder) == before
 
 
 def test_a_site_that_was_revoked(federation: NumberFederation, typed: Typed) -> None:
-    grounds = federation.grounds
-    assert typed("consortium", "revoke", "site0", "--reason", "left", "--dir", grounds.consortium)[0] == 0
-    grounds.publish()
-    code, _ = typed("site-agent", "--config", site_config(federation), "join", "--manifest", grounds.manifest)
+    folders = federation.folders
+    assert typed("consortium", "revoke", "site0", "--reason", "left", "--dir", folders.consortium)[0] == 0
+    folders.publish()
+    code, _ = typed("site-agent", "--config", site_config(federation), "join", "--manifest", folders.manifest)
     assert code == 0
     code, said = typed("party", "site", "--numbers", "--config", site_config(federation))
     assert code == 1
@@ -183,7 +182,7 @@ def test_a_site_that_was_revoked(federation: NumberFederation, typed: Typed) -> 
 
 
 def test_a_model_that_is_not_the_manifests(federation: NumberFederation, typed: Typed) -> None:
-    path = federation.grounds.site("site0") / "initial.safetensors"
+    path = federation.folders.site("site0") / "initial.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -192,7 +191,7 @@ def test_a_model_that_is_not_the_manifests(federation: NumberFederation, typed: 
 
 
 def test_keys_that_others_can_read(federation: NumberFederation, typed: Typed) -> None:
-    for path in (federation.grounds.site("site0") / "identity" / "keys").glob("*"):
+    for path in (federation.folders.site("site0") / "identity" / "keys").glob("*"):
         if path.is_file():
             path.chmod(0o644)
     code, said = typed("party", "site", "--numbers", "--config", site_config(federation))
@@ -204,13 +203,13 @@ def test_keys_that_others_can_read(federation: NumberFederation, typed: Typed) -
 
 def test_a_port_in_use(federation: NumberFederation, typed: Typed) -> None:
     with socket.socket() as taken:
-        taken.bind((HOST, federation.grounds.port))
+        taken.bind((HOST, federation.folders.port))
         taken.listen()
         code, said = typed("coordinator", "--config", coordinator_config(federation))
     assert code == 2
-    assert str(federation.grounds.port) in complaint(said) and "in use" in said
+    assert str(federation.folders.port) in complaint(said) and "in use" in said
     # The log that was begun ends in order and says why, no round was opened, and the coordinator can start here.
-    stops = list(read_history(federation.grounds.logs[0], origin="", name="", role="").of("agent.stop"))
+    stops = list(read_history(federation.folders.logs[0], origin="", name="", role="").of("agent.stop"))
     assert [stop.body["reason"] for stop in stops] == ["config"]
     assert federation.rounds == []
     code, said = typed("coordinator", "status", "--config", coordinator_config(federation))
@@ -219,7 +218,7 @@ def test_a_port_in_use(federation: NumberFederation, typed: Typed) -> None:
 
 @pytest.mark.parametrize("words", [(), ("status",)])
 def test_a_database_that_is_none(federation: NumberFederation, typed: Typed, words: tuple[str, ...]) -> None:
-    path = federation.grounds.coordinator / "state" / "coordinator.sqlite"
+    path = federation.folders.coordinator / "state" / "coordinator.sqlite"
     path.parent.mkdir(mode=0o700)
     path.write_bytes(b"garbage" * 1000)
     code, said = typed("coordinator", *words, "--config", coordinator_config(federation))

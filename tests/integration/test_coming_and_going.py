@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.cli import cli as coordinator_command
 from coordinator.results import KEPT_SUMS
-from scripts.local_federation.setup import command
+from scripts.local_federation.federation import command
 from scripts.local_federation.sums import read_published
 from security.consortium.cli import cli as consortium_command
 from security.identity.enrolment import Identity
@@ -60,23 +60,23 @@ def test_a_site_that_missed_too_many_takes_a_covered_state(federation: NumberFed
 
 def adopt(federation: NumberFederation) -> None:
     """The operator installs the newest manifest and restarts; the sites learn of it when they connect again."""
-    grounds = federation.grounds
+    folders = federation.folders
     assert federation.coordinator.stop() == 0
-    config = grounds.coordinator / "coordinator.toml"
-    command(coordinator_command, "join", "--manifest", grounds.manifest, "--config", config)
+    config = folders.coordinator / "coordinator.toml"
+    command(coordinator_command, "join", "--manifest", folders.manifest, "--config", config)
     federation.coordinator.start()
 
 
 def test_a_new_site_joins_with_a_new_manifest(federation: NumberFederation) -> None:
-    grounds = federation.grounds
-    grounds.sources["site4"] = "generated"  # type: ignore[index]  # a dict, as the federation made it
-    grounds.make_site("site4")
-    grounds.enroll(grounds.site("site4"))
-    grounds.publish()
-    root = fingerprint(Identity(folder=grounds.coordinator / "identity").root())
-    grounds.join("site4", grounds.site("site4"), root)
+    folders = federation.folders
+    folders.sources["site4"] = "generated"  # type: ignore[index]  # a dict, as the federation made it
+    folders.make_site("site4")
+    folders.enroll(folders.site("site4"))
+    folders.publish()
+    root = fingerprint(Identity(folder=folders.coordinator / "identity").root())
+    folders.join("site4", folders.site("site4"), root)
     adopt(federation)
-    _, parties = grounds.parties("--numbers")
+    _, parties = folders.parties("--numbers")
     federation.sites["site4"] = parties["site4"]
     federation.sites["site4"].start()
     takes_part_again(federation, "site4", 5)
@@ -85,11 +85,11 @@ def test_a_new_site_joins_with_a_new_manifest(federation: NumberFederation) -> N
 
 
 def test_a_site_leaves_for_good(federation: NumberFederation) -> None:
-    grounds = federation.grounds
+    folders = federation.folders
     assert federation.sites["site1"].stop() == 0
     DEPARTURES.append(federation.published)
-    command(consortium_command, "revoke", "site1", "--reason", "left the federation", "--dir", grounds.consortium)
-    grounds.publish()
+    command(consortium_command, "revoke", "site1", "--reason", "left the federation", "--dir", folders.consortium)
+    folders.publish()
     adopt(federation)
     takes_part_again(federation, "site0", 4)
     # Should it come back, it is told so in one line, and nothing of it is taken. It waits, as a new site does whose
@@ -101,7 +101,7 @@ def test_a_site_leaves_for_good(federation: NumberFederation) -> None:
 
 def test_all_sums_were_exact(federation: NumberFederation) -> None:
     federation.stop()
-    results = read_published(federation.grounds.coordinator)
+    results = read_published(federation.folders.coordinator)
     rosters = [set(result.survivors) for result in results]
     # Sums of five and of the four that stay are there, because both were waited for; a late site may miss any other.
     left = DEPARTURES[0]

@@ -15,8 +15,7 @@ import pytest
 
 from benchmarks.storms.watching import Reading
 from protos import tls
-from scripts.local_federation.processes import Party
-from scripts.local_federation.setup import HOST, command
+from scripts.local_federation.federation import HOST, Party, command
 from security.consortium.cli import cli as consortium_command
 from security.identity.enrolment import Identity
 from security.identity.pki import fingerprint
@@ -43,15 +42,15 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NumberFeder
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Identity:
     """A site of another consortium that happens to have the same names."""
-    return Identity(folder=NumberFederation(tmp_path_factory.mktemp("other")).grounds.site("site0") / "identity")
+    return Identity(folder=NumberFederation(tmp_path_factory.mktemp("other")).folders.site("site0") / "identity")
 
 
 def identity_of(federation: NumberFederation, name: str = "site0") -> Identity:
-    return Identity(folder=federation.grounds.site(name) / "identity")
+    return Identity(folder=federation.folders.site(name) / "identity")
 
 
 def address(federation: NumberFederation) -> str:
-    return f"{HOST}:{federation.grounds.port}"
+    return f"{HOST}:{federation.folders.port}"
 
 
 def health(federation: NumberFederation, credentials: grpc.ChannelCredentials) -> int:
@@ -105,17 +104,17 @@ def test_no_rpc_completes_with_another_consortiums_certificate(
 
 def test_no_byte_comes_back_without_a_certificate(federation: NumberFederation) -> None:
     context = context_of(identity_of(federation), ssl.TLSVersion.TLSv1_3, certificate=False)
-    assert _nothing(context, federation.grounds.port)
+    assert _nothing(context, federation.folders.port)
 
 
 def test_no_byte_comes_back_over_tls_1_2(federation: NumberFederation) -> None:
     context = context_of(identity_of(federation), ssl.TLSVersion.TLSv1_2, certificate=True)
-    assert _nothing(context, federation.grounds.port)
+    assert _nothing(context, federation.folders.port)
 
 
 def test_bytes_do_come_back_to_a_member(federation: NumberFederation) -> None:
     context = context_of(identity_of(federation), ssl.TLSVersion.TLSv1_3, certificate=True)
-    assert bytes_back(context, federation.grounds.port)
+    assert bytes_back(context, federation.folders.port)
 
 
 def _nothing(context: ssl.SSLContext, port: int) -> bool:
@@ -168,15 +167,15 @@ def _said_to_openssl(words: list[str]) -> bytes:
 
 def enrolled_late(federation: NumberFederation, folder: Path) -> Identity:
     """A certificate of the right root for a site that no manifest lists."""
-    grounds = federation.grounds
+    folders = federation.folders
     command(
-        site_command, "init", folder, "--federation", grounds.federation, "--name", "late",
+        site_command, "init", folder, "--federation", folders.federation, "--name", "late",
         "--address", address(federation), "--data", "generated",
     )  # fmt: skip
     request = folder / "identity" / "request.json"
-    command(consortium_command, "enroll", request, "--yes", "--dir", grounds.consortium, "--no-passphrase")
-    root = Identity(folder=grounds.coordinator / "identity").root()
-    answer = grounds.consortium / "answers" / "late.json"
+    command(consortium_command, "enroll", request, "--yes", "--dir", folders.consortium, "--no-passphrase")
+    root = Identity(folder=folders.coordinator / "identity").root()
+    answer = folders.consortium / "answers" / "late.json"
     command(site_command, "--config", folder / "site.toml", "join", answer, "--root-fingerprint", fingerprint(root))
     return Identity(folder=folder / "identity")
 
@@ -191,20 +190,20 @@ def test_a_site_that_is_not_in_the_roster_is_turned_away(federation: NumberFeder
 
 def test_connections_of_strangers_leave_it_its_descriptors(federation: NumberFederation, tmp_path: Path) -> None:
     """Found by fuzzing: 300 connections that never began TLS took every descriptor, and no file could be written."""
-    grounds = NumberFederation(tmp_path / "few", words=10).grounds
-    words = ["scripts.local_federation.party", "coordinator", "--config", grounds.coordinator / "coordinator.toml"]
+    folders = NumberFederation(tmp_path / "few", words=10).folders
+    words = ["scripts.local_federation.party", "coordinator", "--config", folders.coordinator / "coordinator.toml"]
     few = ("prlimit", "--nofile=300")
-    coordinator = Party("coordinator", words, tmp_path / "few.log", grounds.coordinator, prefix=few)
+    coordinator = Party("coordinator", words, tmp_path / "few.log", folders.coordinator, prefix=few)
     held = []
     try:
         coordinator.start()
         coordinator.wait_for("listening", seconds=60)
-        held = [socket.create_connection((HOST, grounds.port), timeout=10) for _ in range(400)]
+        held = [socket.create_connection((HOST, folders.port), timeout=10) for _ in range(400)]
         time.sleep(1.0)
         assert Reading.of(coordinator.pid).descriptors < 200
         # They are closed when they do not begin TLS in time, and then a member is answered again.
-        credentials = tls.channel_credentials(Identity(folder=grounds.site("site0") / "identity"))
-        with grpc.secure_channel(f"{HOST}:{grounds.port}", credentials, options=tls.OPTIONS) as channel:
+        credentials = tls.channel_credentials(Identity(folder=folders.site("site0") / "identity"))
+        with grpc.secure_channel(f"{HOST}:{folders.port}", credentials, options=tls.OPTIONS) as channel:
             grpc.channel_ready_future(channel).result(timeout=60)
         assert coordinator.code is None
     finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local_federation.processes import Party
+from scripts.local_federation.federation import Party
 from security.audit.facts import read_history
 from tests.support.federation import WAIT, NumberFederation
 
@@ -29,7 +29,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> NumberFederation:
 @pytest.fixture
 def federation(template: NumberFederation, tmp_path: Path) -> NumberFederation:
     folder = tmp_path / "federation"
-    shutil.copytree(template.grounds.folder, folder)
+    shutil.copytree(template.folders.folder, folder)
     return template.at(folder)
 
 
@@ -49,14 +49,14 @@ def goes_on(federation: NumberFederation) -> None:
     federation.wait_published(before + 2)
     federation.stop()
     federation.check_sums()
-    for home in federation.grounds.homes().values():
+    for home in federation.folders.homes().values():
         assert [about for about, words in federation.said(home).items() if len(words) > 1] == []
     assert all(party.code == 0 for party in federation.parties), [party.text()[-500:] for party in federation.parties]
 
 
 def last_reason(federation: NumberFederation) -> str:
     """Why the coordinator's privacy log says that it ended."""
-    stops = list(read_history(federation.grounds.logs[0], origin="", name="", role="").of("agent.stop"))
+    stops = list(read_history(federation.folders.logs[0], origin="", name="", role="").of("agent.stop"))
     return str(stops[-1].body["reason"])
 
 
@@ -67,7 +67,7 @@ LONG = pytest.mark.long
     "record", [pytest.param("UploadCounted", marks=LONG), pytest.param("SurvivorsShown", marks=LONG), "ResultShown"]
 )
 def test_a_record_that_the_database_refuses(federation: NumberFederation, record: str) -> None:
-    healthy, home = federation.coordinator, federation.grounds.coordinator
+    healthy, home = federation.coordinator, federation.folders.coordinator
     config = home / "coordinator.toml"
     sick = Party("coordinator", ["tests.support.sick_coordinator", "--config", config], home.parent / "sick.log", home)
     federation.coordinator = sick
@@ -120,7 +120,7 @@ def filled(folder: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("part", ["", pytest.param("spool", marks=LONG), pytest.param("models", marks=LONG), "log"])
 def test_a_disk_that_is_full_in_mid_run(federation: NumberFederation, part: str) -> None:
-    folder = federation.grounds.coordinator / "state" / part
+    folder = federation.folders.coordinator / "state" / part
     coordinator = federation.coordinator
     with small_disk(folder, "24m"):
         try:

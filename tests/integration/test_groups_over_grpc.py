@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local_federation.fail_points import COORDINATOR_STEPS, SITE_STEPS
+from scripts.local_federation.party import COORDINATOR_STEPS, SITE_STEPS
 from scripts.local_federation.sums import manifest_at
 from security.identity.membership import groups_of
 from tests.support.federation import WAIT, NumberFederation
@@ -24,17 +24,17 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> NumberFederation:
     made = NumberFederation(
         tmp_path_factory.mktemp("groups"), sites=SITES, rounds=30, words=400, aggregation="colluders = 1\ngroups = 3\n"
     )
-    split = groups_of(manifest_at(made.grounds.coordinator / "identity").aggregation)
+    split = groups_of(manifest_at(made.folders.coordinator / "identity").aggregation)
     assert split is not None
     spared = made.sites[max(split.members, key=len)[0]]
     with made.running():
         made.wait_published(1)
-        spared.ordain("before-S3")
+        spared.kill_at("before-S3")
         assert spared.wait_dead(seconds=WAIT) == -signal.SIGKILL
         spared.start()
         made.wait_published(2)
         spared.wait_for(f"sum of {SITES} sites accepted", times=2, seconds=WAIT)
-        made.coordinator.ordain("before-C5")
+        made.coordinator.kill_at("before-C5")
         assert made.coordinator.wait_dead(seconds=WAIT) == -signal.SIGKILL
         made.coordinator.start()
         before = made.published
@@ -67,7 +67,7 @@ def test_groups_with_somebody_killed_at_every_step(tmp_path: Path) -> None:
     with made.running():
         made.wait_published(1)
         for party, ending in deaths:
-            party.ordain(ending)
+            party.kill_at(ending)
             assert party.wait_dead(seconds=WAIT) == -signal.SIGKILL, ending
             before = made.published
             party.start()

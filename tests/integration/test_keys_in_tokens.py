@@ -19,7 +19,7 @@ def test_rounds_with_keys_in_tokens_and_a_site_whose_token_is_pulled_out(tmp_pat
     tokens = {"consortium": "consortium", "coordinator": "coordinator", "site0": "pulled"}
     init_words = {name: ["--token", made.uri(label)] for name, label in tokens.items()}
     federation = NumberFederation(tmp_path, sites=4, rounds=60, words=3_000, init_words=init_words)
-    identity = Identity(folder=federation.grounds.site("site0") / "identity")
+    identity = Identity(folder=federation.folders.site("site0") / "identity")
     assert keystore.token_of(identity.tls_key_path()) is not None and identity.token() is not None
     site = federation.sites["site0"]
     with federation.running():
@@ -33,7 +33,7 @@ def test_rounds_with_keys_in_tokens_and_a_site_whose_token_is_pulled_out(tmp_pat
         # One line, exit code 1: the service manager starts it again, and it takes part again.
         said = [line for line in site.text().splitlines() if "error" in line]
         assert code == 1 and len(said) == 1 and "the token does not sign" in said[0], site.text()[-2000:]
-        stop = next(LogReader(federation.grounds.site("site0") / "state" / "log").backwards(AgentStop.type))
+        stop = next(LogReader(federation.folders.site("site0") / "state" / "log").backwards(AgentStop.type))
         assert stop.body["reason"] == "key"
         site.start()
         site.wait_for("sum of 4 sites accepted", times=2, seconds=60)

@@ -15,8 +15,8 @@ from coordinator.cli import cli as coordinator_command
 from coordinator.database import FILE
 from coordinator.round_history import ReadOnlyHistory
 from coordinator.status import overview
+from scripts.local_federation.federation import FederationFolders, command
 from scripts.local_federation.known_updates import write_numbers
-from scripts.local_federation.setup import Grounds, command
 from security.audit.agreement import keys_of
 from security.audit.compare import cross
 from security.log.reader import LogReader
@@ -29,9 +29,9 @@ SCORES = '[scores]\nsites = ["site0", "site1", "site2", "site3"]\n'
 IMAGES = '"model.image_size" = 32\n"model.in_channels" = 3\n'
 
 
-def publish_second(federation: NumberFederation) -> Grounds:
+def publish_second(federation: NumberFederation) -> FederationFolders:
     """The consortium gives manifest and model of run 2 to the operator alone."""
-    first = federation.grounds
+    first = federation.folders
     plan = first.plan.replace('"run-1"', '"run-2"').replace(SCORES, "")
     second = replace(first, plan=plan, initial=first.folder / "second.safetensors")
     write_numbers(second.initial, WORDS + 6000)  # another layout, too
@@ -41,7 +41,7 @@ def publish_second(federation: NumberFederation) -> Grounds:
 
 def export_best(federation: NumberFederation, target: Path) -> None:
     """`coordinator export --best`, beside the running coordinator, of the first model: all were scored alike."""
-    home = federation.grounds.coordinator
+    home = federation.folders.coordinator
     said = command(coordinator_command, "export", target, "--best", "--json", "--config", home / "coordinator.toml")
     written = json.loads(said)
     assert written["round"] == 1 and json.loads(target.with_suffix(".json").read_text())["round"] == 1
@@ -55,14 +55,14 @@ def test_four_agents_and_a_coordinator_go_from_run_1_to_run_2_over_grpc(tmp_path
     numbers = "colluders = 0\nleast_survivors = 4\n" + SCORES
     policy = 'accept_runs = "within_policy"\nshare_scores = true'
     federation = NumberFederation(tmp_path, rounds=400, aggregation=numbers, settings=IMAGES, policy=policy)
-    config = federation.grounds.coordinator / "coordinator.toml"
+    config = federation.folders.coordinator / "coordinator.toml"
     with federation.running():
         federation.wait_checked(2)
         export_best(federation, tmp_path / "best.safetensors")
         processes = {party.name: party.pid for party in federation.parties}
-        federation.grounds = publish_second(federation)
-        grounds = federation.grounds
-        command(coordinator_command, "queue", grounds.manifest, grounds.initial, "--config", config)
+        federation.folders = publish_second(federation)
+        folders = federation.folders
+        command(coordinator_command, "queue", folders.manifest, folders.initial, "--config", config)
         assert overview(config)["queue"] == ["run-2"]
         command(coordinator_command, "end-run", "run-1", "--reason", "enough", "--config", config)
         federation.coordinator.wait_for("run run-1 is over, run run-2 begins", seconds=2 * WAIT)
@@ -71,13 +71,13 @@ def test_four_agents_and_a_coordinator_go_from_run_1_to_run_2_over_grpc(tmp_path
     survivors = [len(survivors) for _, survivors in federation.check_sums()]
     assert survivors and survivors[0] == 4
     for name in federation.sites:
-        home = grounds.site(name)
-        assert (home / "initial.safetensors").read_bytes() != grounds.initial.read_bytes()
+        home = folders.site(name)
+        assert (home / "initial.safetensors").read_bytes() != folders.initial.read_bytes()
         (fetched,) = (home / "state" / "initial").iterdir()
-        assert fetched.read_bytes() == grounds.initial.read_bytes()
+        assert fetched.read_bytes() == folders.initial.read_bytes()
         log = LogReader(home / "state" / "log")
         (accepted,) = log.checked("run.accepted")
         assert accepted.body["fetched"] and accepted.body["by"] == "policy" and accepted.run == "run-2"
         assert len(list(log.checked("run.stopped"))) == 1
-    crossed = cross(grounds.logs, keys_of(grounds.logs, grounds.consortium / "root.pem"))
+    crossed = cross(folders.logs, keys_of(folders.logs, folders.consortium / "root.pem"))
     assert [finding for finding in crossed.findings if finding.severity.value != "note"] == []

@@ -12,7 +12,7 @@ from coordinator.cli import cli as coordinator_command
 from coordinator.phases import RunPhase
 from lazaret.control import NowFile
 from lazaret.errors import CertificateNameMismatch, ConfigError
-from scripts.local_federation.setup import command
+from scripts.local_federation.federation import command
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from security.audit.verify import verify

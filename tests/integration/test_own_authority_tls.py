@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from protos import tls
-from scripts.local_federation.setup import HOST as LOOPBACK
+from scripts.local_federation.federation import HOST as LOOPBACK
 from security.identity import pki
 from security.identity.enrolment import Identity
 from tests.support.federation import NumberFederation
@@ -40,7 +40,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory, authority: OwnAuthority
 
 
 def identity_of(federation: NumberFederation) -> Identity:
-    return Identity(folder=federation.grounds.site("site0") / "identity")
+    return Identity(folder=federation.folders.site("site0") / "identity")
 
 
 def knock(federation: NumberFederation, key: ec.EllipticCurvePrivateKey, certificate: bytes) -> grpc.StatusCode:
@@ -48,7 +48,7 @@ def knock(federation: NumberFederation, key: ec.EllipticCurvePrivateKey, certifi
     identity = identity_of(federation)
     plain = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     credentials = grpc.ssl_channel_credentials(identity.root_path.read_bytes(), plain, certificate)
-    address = f"{LOOPBACK}:{federation.grounds.port}"
+    address = f"{LOOPBACK}:{federation.folders.port}"
     with grpc.secure_channel(address, credentials, options=tls.channel_options(None)) as channel:
         call = channel.stream_stream(tls.METHOD)(iter(()), timeout=10)
         with suppress(grpc.RpcError):

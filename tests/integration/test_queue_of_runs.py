@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import cli as coordinator_command
-from scripts.local_federation.setup import command
+from scripts.local_federation.federation import command
 from security.clock import SystemClock
 from security.consortium.cli import cli as consortium_command
 from security.log.reader import LogReader

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from coordinator.export import export_model
-from scripts.local_federation.processes import wait_until
-from scripts.local_federation.setup import free_port
+from scripts.local_federation.federation import free_port, wait_until
 from security.log.reader import LogReader
 from tests.support.isolated import ROOT
 from tests.support.learning_federation import LearningFederation
@@ -32,7 +31,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 def torchrun(federation: LearningFederation, output: Path) -> subprocess.Popen[bytes]:
     """The shipped agent, as docs/site-agent.md starts it."""
     words = ["--nproc-per-node=2", "--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    config = federation.grounds.site(SPREAD) / "site.toml"
+    config = federation.folders.site(SPREAD) / "site.toml"
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *words, "-m", "site_agent", "--config", str(config)],
         stdout=output.open("wb"), stderr=subprocess.STDOUT, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -49,7 +48,7 @@ def published(
     federation = LearningFederation(folder, rounds=ROUNDS, images=48)
     for name in federation.sites if seeds is not None else ():
         key = Path("identity", "keys", "data.key")
-        shutil.copyfile(seeds.grounds.site(name) / key, federation.grounds.site(name) / key)
+        shutil.copyfile(seeds.folders.site(name) / key, federation.folders.site(name) / key)
     output = folder / "torchrun.log"
     begun: subprocess.Popen[bytes] | None = None
     try:
@@ -64,14 +63,14 @@ def published(
             begun.terminate()
             begun.wait(60)
         federation.stop()
-    export_model(federation.grounds.coordinator / "coordinator.toml", folder / "model.safetensors", None)
+    export_model(federation.folders.coordinator / "coordinator.toml", folder / "model.safetensors", None)
     return load_file(folder / "model.safetensors"), federation
 
 
 def test_two_ranks_at_one_hospital_give_the_sums_of_one_process(tmp_path: Path) -> None:
     alone, first = published(tmp_path / "alone", ranks=False)
     spread, federation = published(tmp_path / "spread", ranks=True, seeds=first)
-    begun = load_file(first.grounds.initial)
+    begun = load_file(first.folders.initial)
     names = [name for name in alone if name in begun and alone[name].dtype == np.float32]
     moved, apart = (
         np.sqrt(sum(float(((alone[name] - other[name]) ** 2).sum()) for name in names)) for other in (begun, spread)
@@ -79,6 +78,6 @@ def test_two_ranks_at_one_hospital_give_the_sums_of_one_process(tmp_path: Path) 
     print(f"moved {moved:.4f}, apart {apart:.6f}: {apart / moved:.3%}")
     assert 0 < apart < 0.01 * moved
     # The exception from isolation is in the log: there was a network, and no key could be read.
-    log = federation.grounds.site(SPREAD) / "state" / "log"
+    log = federation.folders.site(SPREAD) / "state" / "log"
     told = [record.body for record in LogReader(log).records("trainer.isolated")]
     assert told and all(body["ranks"] and body["connection"] and not body["keys"] for body in told)

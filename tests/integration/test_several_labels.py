@@ -19,8 +19,7 @@ from npr.data.generated import FINDINGS
 from npr.data.sources import open_dataset
 from npr.lab.cli import model as model_command
 from npr.metrics import class_aucs
-from scripts.local_federation.processes import Party, stop_all
-from scripts.local_federation.setup import Grounds, command
+from scripts.local_federation.federation import FederationFolders, Party, command, stop_all
 from scripts.local_federation.sums import manifest_at, read_published
 from site_agent.cli import cli as site_command
 from site_agent.command_process import open_record
@@ -49,7 +48,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grounds]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationFolders]:
     """A federation whose rounds are all published and checked."""
     folder = tmp_path_factory.mktemp("federation")
     initial = folder / "initial.safetensors"
@@ -60,7 +59,7 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grounds]:
     )  # fmt: skip
     names = ("bcn", "vidir_molemax", "vidir_modern")
     ids = {name.replace("_", "-"): name for name in names}
-    made = Grounds(
+    made = FederationFolders(
         folder=folder,
         plan=PLAN,
         sources=dict.fromkeys(ids, SOURCE),
@@ -96,17 +95,17 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grounds]:
     torch.set_num_threads(threads)
 
 
-def settings_of(grounds: Grounds, site: str) -> Path:
-    return grounds.site(site) / "site.toml"
+def settings_of(folders: FederationFolders, site: str) -> Path:
+    return folders.site(site) / "site.toml"
 
 
-def test_both_labels_are_learned_over_the_wire(grounds: Grounds) -> None:
-    results = read_published(grounds.coordinator)
+def test_both_labels_are_learned_over_the_wire(folders: FederationFolders) -> None:
+    results = read_published(folders.coordinator)
     assert len(results) == ROUNDS and all(len(result.survivors) == 3 for result in results)
-    assert manifest_at(grounds.coordinator / "identity").training.settings["labels"] == "many"
+    assert manifest_at(folders.coordinator / "identity").training.settings["labels"] == "many"
     labels, scores = [], []
-    for site in grounds.sources:
-        config = SiteConfig.read(settings_of(grounds, site))
+    for site in folders.sources:
+        config = SiteConfig.read(settings_of(folders, site))
         held, found = scores_by_side(Predictor.open(config, open_record(config), "newest"))["test"]
         labels.append(held.labels)
         scores.append(found)
@@ -116,8 +115,8 @@ def test_both_labels_are_learned_over_the_wire(grounds: Grounds) -> None:
     assert (areas >= 0.5 + MARGIN).all(), areas
 
 
-def test_a_hospital_evaluates_predicts_and_exports(grounds: Grounds, tmp_path: Path) -> None:
-    config = settings_of(grounds, "bcn")
+def test_a_hospital_evaluates_predicts_and_exports(folders: FederationFolders, tmp_path: Path) -> None:
+    config = settings_of(folders, "bcn")
     figures = json.loads(command(site_command, "evaluate", "--config", config, "--json"))
     shown, rows = figures["test"], as_text(figures)
     assert "confusion" not in shown and "confusion" not in rows

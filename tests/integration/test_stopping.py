@@ -21,7 +21,7 @@ LEFT = "continues at the next start"
 def test_a_stop_while_it_starts(tmp_path: Path) -> None:
     """The shipped command, at moments from its first line on: exit 0, and the next start goes on."""
     federation = NumberFederation(tmp_path, sites=3, rounds=2)
-    config = federation.grounds.coordinator / "coordinator.toml"
+    config = federation.folders.coordinator / "coordinator.toml"
     words = [sys.executable, "-c", "from coordinator.cli import main; main()", "--config", str(config)]
     for number, pause in ((signal.SIGTERM, 0.0), (signal.SIGHUP, 0.4), (signal.SIGINT, 1.0)):
         begun = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
@@ -41,7 +41,7 @@ def test_a_stop_while_masks_are_opened_does_not_wait_for_ever(tmp_path: Path) ->
         federation.start()
         federation.wait_published(1)
         for site in federation.sites.values():
-            site.ordain("before-S5")
+            site.kill_at("before-S5")
         for site in federation.sites.values():
             assert site.wait_dead(seconds=WAIT) == -signal.SIGKILL
         before = federation.published

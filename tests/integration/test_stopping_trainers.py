@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.local_federation import demo_report
-from scripts.local_federation.processes import wait_until
+from scripts.local_federation.federation import wait_until
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from security.audit.findings import Severity
@@ -33,9 +33,9 @@ pytestmark = pytest.mark.timeout(3600 if LONG else 400)
 
 def check_everything(federation: LearningFederation) -> None:
     """Every sum is that of the updates put aside, and no log has a fault."""
-    exact, _ = demo_report.check_sums(federation.grounds)
+    exact, _ = demo_report.check_sums(federation.folders)
     assert exact
-    logs, root = federation.grounds.logs, federation.grounds.consortium / "root.pem"
+    logs, root = federation.folders.logs, federation.folders.consortium / "root.pem"
     found = cross(logs, {path: keys_for(path, root) for path in logs})
     assert [finding for finding in found.findings if finding.severity is Severity.FAIL] == []
 
@@ -90,7 +90,7 @@ def send_signals(federation: LearningFederation) -> None:
         else:
             party = site if which == "agent" else federation.coordinator
             # A Python program that has not yet read its first lines can promise nothing: this one has.
-            party.wait_for("starting", times=party.lives, seconds=300)
+            party.wait_for("starting", times=party.starts, seconds=300)
             code, taken = end(party, told)
             assert code == 0, (which, told, party.text()[-2000:])
             party.start()

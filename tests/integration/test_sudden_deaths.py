@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import pytest
 
 from coordinator.results import KEPT_SUMS
-from scripts.local_federation.fail_points import COORDINATOR_STEPS, SITE_STEPS
-from scripts.local_federation.processes import ROOT
+from scripts.local_federation.federation import ROOT
+from scripts.local_federation.party import COORDINATOR_STEPS, SITE_STEPS
 from security.audit.facts import read_history
 from tests.support.federation import WAIT, NumberFederation
 
@@ -27,7 +27,7 @@ def endings(steps: Iterable[str]) -> list[str]:
     return [f"{both[place % 2]}-{step}" for place, step in enumerate(steps)]
 
 
-SITE_ENDINGS = [*endings(SITE_STEPS), "amid-S3"]
+SITE_ENDINGS = [*endings(SITE_STEPS), "during-S3"]
 COORDINATOR_ENDINGS = endings(COORDINATOR_STEPS)
 
 ALL = "sum of 4 sites accepted"
@@ -45,7 +45,7 @@ def survivors(tmp_path_factory: pytest.TempPathFactory) -> NumberFederation:
     with federation.running():
         federation.wait_published(1)
         for party, ending in deaths:
-            party.ordain(ending)
+            party.kill_at(ending)
             assert party.wait_dead(seconds=WAIT) == -signal.SIGKILL, ending
             before = federation.published
             party.start()
@@ -72,15 +72,15 @@ def test_every_round_is_published_or_ends_clean(survivors: NumberFederation) -> 
 
 
 def test_nobody_says_two_things_about_one(survivors: NumberFederation) -> None:
-    for home in survivors.grounds.homes().values():
+    for home in survivors.folders.homes().values():
         said = survivors.said(home)
         assert len(said) > 20
         assert [about for about, words in said.items() if len(words) > 1] == []
 
 
 def test_logs_agree_about_everything(survivors: NumberFederation) -> None:
-    root = survivors.grounds.consortium / "root.pem"
-    words = ["cross", *map(str, survivors.grounds.logs), "--root-key", str(root)]
+    root = survivors.folders.consortium / "root.pem"
+    words = ["cross", *map(str, survivors.folders.logs), "--root-key", str(root)]
     code = "from security.audit.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     # A process that is killed takes its kernel's count with it; after so many kills a count may cover too little to
@@ -92,7 +92,7 @@ def test_logs_agree_about_everything(survivors: NumberFederation) -> None:
 
 def test_one_vector_in_each_attempt_and_one_set_of_survivors(survivors: NumberFederation) -> None:
     """From the logs alone: what a site sent again after a death had the same root, what it agreed to was one set."""
-    for path in survivors.grounds.logs[1:]:
+    for path in survivors.folders.logs[1:]:
         history = read_history(path, origin="", name="", role="")
         agreed: dict[str, set[str]] = {}
         for record in history.of("secagg.survivors"):
@@ -108,5 +108,5 @@ def test_dead_processes_left_no_promise_behind(survivors: NumberFederation) -> N
 
 
 def test_nothing_is_left_in_the_spool_but_the_last_sums(survivors: NumberFederation) -> None:
-    spool = survivors.grounds.coordinator / "state" / "spool"
+    spool = survivors.folders.coordinator / "state" / "spool"
     assert len(list(spool.iterdir())) <= KEPT_SUMS + len(survivors.sites) + 1

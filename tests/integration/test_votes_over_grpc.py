@@ -18,14 +18,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> NumberFederation:
     """Two of four sites find the second model worse. A site and the coordinator are killed afterwards."""
     made = NumberFederation(tmp_path_factory.mktemp("votes"), rounds=30, words=400, votes=True)
     for name in ("site1", "site2"):
-        (made.grounds.site(name) / "doubts").write_text("2")
+        (made.folders.site(name) / "doubts").write_text("2")
     with made.running():
         made.coordinator.wait_for("round 2: the sites voted against the model", seconds=WAIT)
-        made.sites["site3"].ordain("before-state")
+        made.sites["site3"].kill_at("before-state")
         assert made.sites["site3"].wait_dead(seconds=WAIT) == -signal.SIGKILL
         made.sites["site3"].start()
         made.wait_published(made.published + 1)
-        made.coordinator.ordain("after-C5")
+        made.coordinator.kill_at("after-C5")
         assert made.coordinator.wait_dead(seconds=WAIT) == -signal.SIGKILL
         made.coordinator.start()
         made.wait_published(made.published + 2)
@@ -34,7 +34,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> NumberFederation:
 
 def test_the_model_before_it_stands(federation: NumberFederation) -> None:
     federation.check_sums()
-    results = {result.round: result for result in read_published(federation.grounds.coordinator)}
+    results = {result.round: result for result in read_published(federation.folders.coordinator)}
     assert not results[2].stands and all(result.stands for number, result in results.items() if number != 2)
     following = results[min(number for number in results if number > 2)]  # a killed site may cost a round its sum
     assert following.before == results[2].before != results[2].after

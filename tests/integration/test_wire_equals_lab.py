@@ -16,8 +16,7 @@ from npr.lab.secure import SecureAggregator
 from npr.recipe import recipe_of
 from npr.seeds import secret_seed
 from npr.wire_layout import WireModel, spec_of
-from scripts.local_federation.processes import Party, stop_all
-from scripts.local_federation.setup import Grounds, command
+from scripts.local_federation.federation import FederationFolders, Party, command, stop_all
 from scripts.local_federation.sums import Published, manifest_at, read_published
 from security.identity.keystore import load_secret
 from security.identity.membership import movement_rule
@@ -60,7 +59,7 @@ def lay_out(
     method: tuple[str, ...] = ("--method", "fednpr-per", "--set", "personal_after=2"),
     plan: str = PLAN,
     policy: str = "",
-) -> Grounds:
+) -> FederationFolders:
     folder.mkdir()
     initial = folder / "initial.safetensors"
     command(
@@ -70,7 +69,7 @@ def lay_out(
     )  # fmt: skip
     names = [site.name for site in open_dataset(SOURCE, fold="fold", image_size=8).sites]
     ids = {name.replace("_", "-"): name for name in names}
-    grounds = Grounds(
+    folders = FederationFolders(
         folder=folder,
         plan=plan,
         sources=dict.fromkeys(ids, SOURCE),
@@ -84,18 +83,18 @@ def lay_out(
             "policy": policy,
         },
     )
-    grounds.prepare()
-    return grounds
+    folders.prepare()
+    return folders
 
 
-def over_the_wire(grounds: Grounds, rounds: int = ROUNDS) -> list[Published]:
+def over_the_wire(folders: FederationFolders, rounds: int = ROUNDS) -> list[Published]:
     """By the commands as they are shipped."""
-    output = grounds.folder / "output"
-    config = grounds.coordinator / "coordinator.toml"
-    coordinator = Party("coordinator", ["coordinator", "--config", config], output / "coordinator", grounds.coordinator)
+    output = folders.folder / "output"
+    config = folders.coordinator / "coordinator.toml"
+    coordinator = Party("coordinator", ["coordinator", "--config", config], output / "coordinator", folders.coordinator)
     sites = [
-        Party(name, ["site_agent", "--config", grounds.site(name) / "site.toml"], output / name, grounds.site(name))
-        for name in grounds.sources
+        Party(name, ["site_agent", "--config", folders.site(name) / "site.toml"], output / name, folders.site(name))
+        for name in folders.sources
     ]
     coordinator.start()
     for site in sites:
@@ -105,19 +104,19 @@ def over_the_wire(grounds: Grounds, rounds: int = ROUNDS) -> list[Published]:
     finally:
         codes = stop_all(sites, coordinator)
     assert codes == [0] * len(codes)
-    return read_published(grounds.coordinator)
+    return read_published(folders.coordinator)
 
 
-def in_the_lab(grounds: Grounds, layout: Layout | None, rounds: int = ROUNDS) -> list[np.ndarray]:
+def in_the_lab(folders: FederationFolders, layout: Layout | None, rounds: int = ROUNDS) -> list[np.ndarray]:
     """The shared state after each round; `layout` None is plain FedAvg."""
-    manifest = manifest_at(grounds.coordinator / "identity")
+    manifest = manifest_at(folders.coordinator / "identity")
     recipe = recipe_of(manifest)
     dataset = open_dataset(SOURCE, fold="fold", image_size=SIZE, validation=0.1)
     spec = spec_of(manifest.model.architecture, len(manifest.model.classes), recipe)
     federation = Federation(dataset=dataset, spec=spec, config=recipe.config, seed=recipe.seed)
     for site in federation.sites:
-        name = next(known for known, data in grounds.data_names.items() if data == site.name)
-        site.seed = secret_seed(recipe.seed, load_secret(grounds.site(name) / "identity" / "keys" / "data.key"))
+        name = next(known for known, data in folders.data_names.items() if data == site.name)
+        site.seed = secret_seed(recipe.seed, load_secret(folders.site(name) / "identity" / "keys" / "data.key"))
     if layout is not None:
         rule = movement_rule(manifest.aggregation)
         federation.aggregator = SecureAggregator(federation, rounds=rounds, layout=layout, movement=rule)
@@ -130,14 +129,14 @@ def in_the_lab(grounds: Grounds, layout: Layout | None, rounds: int = ROUNDS) ->
 
 
 def test_the_model_over_the_wire_is_the_labs_bit_for_bit(tmp_path: Path) -> None:
-    grounds = lay_out(tmp_path / "federation")
-    results = over_the_wire(grounds)
+    folders = lay_out(tmp_path / "federation")
+    results = over_the_wire(folders)
     assert [result.round for result in results] == [1, 2, 3, 4, 5]
     assert all(len(result.survivors) == 3 and result.checked for result in results)
-    layout = manifest_at(grounds.coordinator / "identity").aggregation.layout
-    secure = in_the_lab(grounds, layout)
+    layout = manifest_at(folders.coordinator / "identity").aggregation.layout
+    secure = in_the_lab(folders, layout)
     assert [state_hash(state).hex() for state in secure] == [result.after.hex() for result in results]
-    _check_bound(layout, secure[0], in_the_lab(grounds, None)[0], results[0])
+    _check_bound(layout, secure[0], in_the_lab(folders, None)[0], results[0])
 
 
 def _check_bound(layout: Layout, secure: np.ndarray, plain: np.ndarray, result: Published) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scripts.local_federation.processes import wait_until
+from scripts.local_federation.federation import wait_until
 
 # What the browser itself would report of a script or style that the page's policy forbids.
 WATCH_POLICY = """

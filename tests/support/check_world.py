@@ -13,9 +13,8 @@ import numpy as np
 from PIL import Image
 
 from lazaret.checks import CheckVerdict, Line, run
+from scripts.local_federation.federation import FederationFolders, Party
 from scripts.local_federation.known_updates import write_numbers
-from scripts.local_federation.processes import Party
-from scripts.local_federation.setup import Grounds
 from security.clock import SystemClock
 from security.consortium.authority import Authority
 from security.identity import pki
@@ -116,7 +115,7 @@ class Hospital:
 class CheckWorld:
     """The federation; its coordinator is a process of its own."""
 
-    grounds: Grounds
+    folders: FederationFolders
     rows: list[Row]
     coordinator: Party
 
@@ -126,21 +125,21 @@ class CheckWorld:
     ) -> CheckWorld:
         initial = folder / "initial.safetensors"
         write_numbers(initial, 5000)
-        grounds = Grounds(
+        folders = FederationFolders(
             folder=folder,
             plan=plan,
             sources=dict.fromkeys(sites, "csv:images/table.csv"),
             initial=initial,
         )
-        grounds.prepare()
-        rows = write_images(grounds.site(SITE) / "images")
-        write_table(grounds.site(SITE) / "images", rows)
-        return cls(grounds, rows, grounds.parties()[0])
+        folders.prepare()
+        rows = write_images(folders.site(SITE) / "images")
+        write_table(folders.site(SITE) / "images", rows)
+        return cls(folders, rows, folders.parties()[0])
 
     def hospital(self, folder: Path, name: str = SITE) -> Hospital:
         """A fresh copy."""
-        shutil.copytree(self.grounds.site(name), folder / "hospital")
-        shutil.copytree(self.grounds.consortium, folder / "consortium")
+        shutil.copytree(self.folders.site(name), folder / "hospital")
+        shutil.copytree(self.folders.consortium, folder / "consortium")
         made = Hospital(folder / "hospital", folder / "consortium", [dict(row) for row in self.rows], {})
         made.set("data", f'source = "csv:{made.images / "table.csv"}"')
         for name in STATED:

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from scripts.local_federation.setup import free_port
+from scripts.local_federation.federation import free_port
 
 DRIVERS = ("ossl", "gtls")
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from coordinator.status import overview
 from lazaret.errors import ConfigError
+from scripts.local_federation.federation import HOST, FederationFolders, Party, stop_all, wait_until
 from scripts.local_federation.known_updates import number_plan, words_of, write_numbers
-from scripts.local_federation.processes import Party, stop_all, wait_until
-from scripts.local_federation.setup import HOST, Grounds
 from scripts.local_federation.sums import follows, is_exact, manifest_at, read_published
 from security.audit.agreement import keys_of
 from security.audit.compare import Comparison, cross
@@ -53,7 +52,7 @@ class NumberFederation:
     ) -> None:
         initial = folder / "initial.safetensors"
         write_numbers(initial, words)
-        self.grounds = Grounds(
+        self.folders = FederationFolders(
             folder=folder,
             plan=number_plan(rounds, train=train, message=3, upload=4, aggregation=aggregation, settings=settings)
             + f'[audit]\nmode = "{audit}"\nmax_rounds_unwitnessed = {unwitnessed}\n'
@@ -69,14 +68,14 @@ class NumberFederation:
             host=host,
             init_words=init_words or {},
         )
-        self.grounds.prepare()
-        self.coordinator, self.sites = self.grounds.parties("--numbers")
+        self.folders.prepare()
+        self.coordinator, self.sites = self.folders.parties("--numbers")
 
     def at(self, folder: Path) -> NumberFederation:
         """The same federation in a copy of its folder."""
         other = copy.copy(self)
-        other.grounds = replace(self.grounds, folder=folder, initial=folder / "initial.safetensors")
-        other.coordinator, other.sites = other.grounds.parties("--numbers")
+        other.folders = replace(self.folders, folder=folder, initial=folder / "initial.safetensors")
+        other.coordinator, other.sites = other.folders.parties("--numbers")
         return other
 
     @property
@@ -103,7 +102,7 @@ class NumberFederation:
     def rounds(self) -> list[dict[str, object]]:
         """As `coordinator status` tells them; none while the database is being made."""
         try:
-            return overview(self.grounds.coordinator / "coordinator.toml")["rounds"]
+            return overview(self.folders.coordinator / "coordinator.toml")["rounds"]
         except ConfigError:
             return []
 
@@ -121,26 +120,26 @@ class NumberFederation:
 
     def check_logs(self) -> Comparison:
         """All logs, each and against each other. A process that is killed takes its kernel's count with it."""
-        logs, root = self.grounds.logs, self.grounds.consortium / "root.pem"
+        logs, root = self.folders.logs, self.folders.consortium / "root.pem"
         crossed = cross(logs, keys_of(logs, root))
         assert weighty(crossed.findings) <= {"CounterCoverage"}, crossed.findings
         return crossed
 
     def check_models(self) -> None:
         """Every site has the model of the newest result that all have accepted: they stop one after the other."""
-        layout = manifest_at(self.grounds.coordinator / "identity").aggregation.layout
+        layout = manifest_at(self.folders.coordinator / "identity").aggregation.layout
         accepted = [re.findall(r"round (\d+): sum of", site.text()) for site in self.sites.values()]
         number = min(int(rounds[-1]) for rounds in accepted)
-        (after,) = [found.after for found in read_published(self.grounds.coordinator) if found.round == number]
+        (after,) = [found.after for found in read_published(self.folders.coordinator) if found.round == number]
         for name in self.sites:
-            read_state(self.grounds.site(name) / "state" / "states", layout, after)
+            read_state(self.folders.site(name) / "state" / "states", layout, after)
 
     def check_sums(self) -> list[tuple[int, tuple[str, ...]]]:
         """Every published sum is exact over its survivors, and each model follows from the one before."""
-        manifest = manifest_at(self.grounds.coordinator / "identity")
+        manifest = manifest_at(self.folders.coordinator / "identity")
         layout, split = manifest.aggregation.layout, groups_of(manifest.aggregation)
-        _, state = pinned_model(self.grounds.initial, manifest)
-        results = read_published(self.grounds.coordinator)
+        _, state = pinned_model(self.folders.initial, manifest)
+        results = read_published(self.folders.coordinator)
         for result in results:
             assert result.good
             if result.total is not None:
@@ -156,10 +155,10 @@ class NumberFederation:
 
     def steps(self) -> list[float]:
         """How far the model moved in each round, whatever the sites put in."""
-        manifest = manifest_at(self.grounds.coordinator / "identity")
-        _, state = pinned_model(self.grounds.initial, manifest)
+        manifest = manifest_at(self.folders.coordinator / "identity")
+        _, state = pinned_model(self.folders.initial, manifest)
         found, movements = [], b""
-        for result in read_published(self.grounds.coordinator):
+        for result in read_published(self.folders.coordinator):
             before, state = state, follows(result, state, manifest, movements)
             movements = result.movements
             found.append(float(np.linalg.norm(state - before)))

@@ -12,8 +12,7 @@ from coordinator.status import overview
 from lazaret.errors import ConfigError
 from npr.data.generated import ISIC_CLASSES
 from npr.lab.cli import model as model_command
-from scripts.local_federation.processes import Party, stop_all, wait_until
-from scripts.local_federation.setup import Grounds, command
+from scripts.local_federation.federation import FederationFolders, Party, command, stop_all, wait_until
 
 SIZE = 32
 SITES = {"bcn": "bcn", "vidir-molemax": "vidir_molemax", "vidir-modern": "vidir_modern"}
@@ -44,7 +43,7 @@ class LearningFederation:
             "--classes", ",".join(ISIC_CLASSES), "--method", "fednpr-per", "--rounds", rounds, "--set", "batch_size=16",
             "--set", f"local_epochs={epochs}", "-o", initial,
         )  # fmt: skip
-        self.grounds = Grounds(
+        self.folders = FederationFolders(
             folder=folder,
             plan=PLAN.format(rounds=rounds),
             sources=dict.fromkeys(SITES, f"generated:balanced={images},sites=3"),
@@ -57,8 +56,8 @@ class LearningFederation:
                 "data": 'site = "{data}"',
             },
         )
-        self.grounds.prepare()
-        self.coordinator, self.sites = self.grounds.parties()
+        self.folders.prepare()
+        self.coordinator, self.sites = self.folders.parties()
 
     @property
     def parties(self) -> list[Party]:
@@ -73,7 +72,7 @@ class LearningFederation:
 
     def outcomes(self) -> list[str | None]:
         with suppress(ConfigError):
-            return [row["outcome"] for row in overview(self.grounds.coordinator / "coordinator.toml")["rounds"]]
+            return [row["outcome"] for row in overview(self.folders.coordinator / "coordinator.toml")["rounds"]]
         return []
 
     @property

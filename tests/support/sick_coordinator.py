@@ -15,8 +15,7 @@ from coordinator.effects import Stored
 from coordinator.service import run_until_stopped
 from coordinator.storage import Storage
 from lazaret.terminal import run_command
-from scripts.local_federation.fail_points import MortalService, MortalShell
-from scripts.local_federation.party import log_to_stderr
+from scripts.local_federation.party import KillableService, KillableShell, log_to_stderr
 from security.secagg.effects import Persist
 
 
@@ -39,7 +38,7 @@ def coordinator(path: Path) -> None:
     """The coordinator, with its order beside its configuration."""
     log_to_stderr()
     refuse(path.parent / "refuse")
-    run_until_stopped(*CoordinatorConfig.read(path), shell_type=MortalShell, service_type=MortalService)
+    run_until_stopped(*CoordinatorConfig.read(path), shell_type=KillableShell, service_type=KillableService)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from npr.methods.base import Method
 from npr.methods.site import Site
 from npr.training import LocalReport
 from npr.wire_layout import export
-from scripts.local_federation.setup import free_port
+from scripts.local_federation.federation import free_port
 from security.identity.manifest import Manifest
 from security.identity.pinned_files import pinned_model
 from site_agent.config import SiteConfig
