@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import click
 
-from benchmarks.storms import weather
-from benchmarks.storms.watching import ResultCount, Verdict, check_results, newest_accepted
-from benchmarks.storms.weather import Link, Weather
+from benchmarks.stress import bad_links
+from benchmarks.stress.bad_links import BadLinks, Link
+from benchmarks.stress.verdict import ResultCount, Verdict, check_results, newest_accepted
 from lazaret.terminal import emit, run_command, say
 from scripts.local_federation.federation import Party, WaitFailed, wait_until
 from security.audit.agreement import keys_of
@@ -48,10 +48,10 @@ BAD_LINKS: Final = {
 }
 
 
-class Storm:
+class ChaosRun:
     """A federation, and what happens to it."""
 
-    def __init__(self, federation: NumberFederation, links: Weather, seed: int, verdict: Verdict) -> None:
+    def __init__(self, federation: NumberFederation, links: BadLinks, seed: int, verdict: Verdict) -> None:
         self.federation, self.links, self.verdict = federation, links, verdict
         self.rng = Random(f"chaos {seed}")
         self.published = ResultCount(federation.coordinator)
@@ -63,7 +63,7 @@ class Storm:
         output = folders.folder / "output"
         self.parties: dict[str, Party] = {}
         for name, home in folders.homes().items():
-            words = ["benchmarks.storms.shifted_site", "--config", home / "site.toml"]
+            words = ["benchmarks.stress.shifted_site", "--config", home / "site.toml"]
             if name == "coordinator":
                 words = ["scripts.local_federation.party", name, "--config", home / "coordinator.toml"]
             self.parties[name] = Party(name, words, output / f"{name}.log", home, prefix=links.prefix(name))
@@ -148,7 +148,7 @@ class Storm:
                 self.verdict.expect(party.code in (0, 1, -signal.SIGKILL), f"{party.name} ended with {party.code}")
                 party.start()
 
-    def rage(self, seconds: float) -> None:
+    def disturb(self, seconds: float) -> None:
         end, strike = time.monotonic() + seconds, time.monotonic()
         while time.monotonic() < end:
             if time.monotonic() >= strike:
@@ -159,7 +159,7 @@ class Storm:
         self.settle(all_of_it=True)
         self.links.calm()
 
-    def calm(self) -> None:
+    def recover(self) -> None:
         """Everybody accepts the sum of one and the same new round."""
         federation, deadline = self.federation, time.monotonic() + CALM_SECONDS
         target, before = self.published() + 2, max(map(newest_accepted, federation.sites.values()))
@@ -202,9 +202,9 @@ def small_disks(homes: list[Path]) -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=False)
 
 
-def check(storm: Storm) -> None:
+def check(chaos: ChaosRun) -> None:
     """When all have stopped."""
-    federation, verdict = storm.federation, storm.verdict
+    federation, verdict = chaos.federation, chaos.verdict
     verdict.quiet(federation.parties)
     accepted = check_results(federation, verdict)
     if accepted:
@@ -216,7 +216,7 @@ def check(storm: Storm) -> None:
     folders = federation.folders
     root = folders.consortium / "root.pem"
     crossed = cross(folders.logs, keys_of(folders.logs, root))
-    bad = weighty(crossed.findings) - PERMITTED - (JUMPED if storm.jumped else set())
+    bad = weighty(crossed.findings) - PERMITTED - (JUMPED if chaos.jumped else set())
     lines = [str(finding) for finding in crossed.findings if finding.code in bad]
     verdict.expect(not bad, f"the logs do not audit clean: {lines[:5]}")
     verdict.figures["findings"] = sorted(weighty(crossed.findings))
@@ -231,22 +231,22 @@ def run(seconds: float, seed: int, *, sites: int = SITES, folder: Path | None = 
     start = time.monotonic()
     names = ["coordinator", *(f"site{number}" for number in range(sites))]
     try:
-        with weather.links(place, names, seed) as links:
-            options: dict[str, Any] = {"unwitnessed": 1000, "host": weather.HUB, "train": 8}
+        with bad_links.links(place, names, seed) as links:
+            options: dict[str, Any] = {"unwitnessed": 1000, "host": bad_links.HUB, "train": 8}
             federation = NumberFederation(place / "federation", sites=sites, rounds=100_000, words=WORDS, **options)
-            storm = Storm(federation, links, seed, verdict)
+            chaos = ChaosRun(federation, links, seed, verdict)
             with small_disks(list(federation.folders.homes().values())) as disks:
-                storm.disks = disks
+                chaos.disks = disks
                 with federation.running():
                     federation.wait_published(1, seconds=120)
-                    before = storm.published()
-                    storm.rage(seconds)
-                    during = storm.published() - before
-                    storm.calm()
-                verdict.figures |= {"happened": dict(sorted(storm.done.items())), "results_in_the_storm": during}
-                verdict.figures["lives"] = {name: party.starts for name, party in storm.parties.items()}
-                verdict.expect(during >= 1, "no result during the storm")
-                check(storm)
+                    before = chaos.published()
+                    chaos.disturb(seconds)
+                    during = chaos.published() - before
+                    chaos.recover()
+                verdict.figures |= {"happened": dict(sorted(chaos.done.items())), "results_in_the_storm": during}
+                verdict.figures["lives"] = {name: party.starts for name, party in chaos.parties.items()}
+                verdict.expect(during >= 1, "no result while links and processes failed")
+                check(chaos)
                 verdict.figures["results"] = federation.published
                 if folder is not None:
                     shutil.copytree(place / "federation" / "output", place / "output")
@@ -258,15 +258,15 @@ def run(seconds: float, seed: int, *, sites: int = SITES, folder: Path | None = 
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--seconds", type=click.IntRange(5), default=600, show_default=True, help="How long the storm lasts.")
+@click.option("--seconds", type=click.IntRange(5), default=600, show_default=True, help="How long they fail.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def main(seconds: int, seed: int, as_json: bool) -> None:
-    """Let a federation live through a storm, and check what it has published."""
-    reason = weather.why_not()
+    """Let links and processes of a federation fail at random, and check what it has published."""
+    reason = bad_links.why_not()
     if reason is not None:
         raise click.UsageError(f"no links between namespaces: {reason}")
-    say(f"a storm of {seconds} s")
+    say(f"links and processes fail for {seconds} s")
     told: dict[str, Any] = run(seconds, seed).told
     if as_json:
         emit(told)

@@ -17,7 +17,7 @@ import click
 
 from benchmarks import times
 from benchmarks.federation import Load, _site_processes, lay_out, memory
-from benchmarks.storms.watching import Reading, Verdict, megabytes
+from benchmarks.stress.verdict import Reading, Verdict, megabytes
 from coordinator.database import FILE
 from coordinator.round_history import ReadOnlyHistory
 from lazaret.terminal import emit, run_command, say

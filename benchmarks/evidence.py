@@ -27,7 +27,8 @@ from benchmarks.evidence_tables import (
     tuned_tables,
     why,
 )
-from npr.lab.store import read_results, write_atomically
+from lazaret.files import write_atomically
+from npr.lab.store import read_results
 from npr.lab.summary import CHOSEN
 from npr.methods.fedbabu import BabuOptions
 from npr.methods.fedrep import RepOptions

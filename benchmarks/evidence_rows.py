@@ -5,8 +5,9 @@ rows that they were trained `beside`. Nothing per image is kept.
 """
 
 from lazaret.errors import ConfigError
+from lazaret.files import write_atomically
 from npr.lab.plan import Settings
-from npr.lab.store import read_results, write_atomically, write_json
+from npr.lab.store import read_results, write_json
 from npr.lab.summary import TableRow, compare, predictions_loader, rows_of, summarise_cells
 from npr.lab.tables import summary_table
 

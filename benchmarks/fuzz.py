@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import click
 
-from benchmarks.storms import http2_abuse
-from benchmarks.storms.watching import Reading, Verdict, check_results, megabytes
+from benchmarks.stress import http2_abuse
+from benchmarks.stress.verdict import Reading, Verdict, check_results, megabytes
 from lazaret.terminal import emit, run_command, say
 from scripts.local_federation.federation import HOST, Party, WaitFailed
 from security.audit.agreement import keys_of
@@ -27,7 +27,7 @@ from security.identity.enrolment import Identity
 from tests.support.audit_attacks import weighty
 from tests.support.federation import NumberFederation
 
-ENTRY: Final = "benchmarks.storms.fuzzing_parties"
+ENTRY: Final = "benchmarks.stress.fuzzing_parties"
 LISTED: Final = "site4"
 VICTIM: Final = "site0"
 TO_COORDINATOR: Final = 0.7  # of all messages
@@ -116,9 +116,9 @@ def attack_coordinator(folder: Path, count: int, seed: int, end: float, verdict:
 
 
 def finish(made: Round, during: int, first: Reading, last: Reading) -> None:
-    """With the storm over the honest sites are in one more sum, and nothing is left of it in the process."""
+    """Afterwards the honest sites are in one more sum, and nothing is left of it in the process."""
     federation, verdict = made.federation, made.verdict
-    verdict.expect(during >= 1, "the honest sites finished no round during the storm")
+    verdict.expect(during >= 1, "the honest sites finished no round meanwhile")
     try:
         federation.wait_published(federation.published + 2, seconds=120)
     except WaitFailed as error:

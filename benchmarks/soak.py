@@ -20,7 +20,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
-from benchmarks.storms.watching import Reading, ResultCount, Verdict, check_results, newest_accepted
+from benchmarks.stress.verdict import Reading, ResultCount, Verdict, check_results, newest_accepted
 from coordinator.cli import cli as coordinator_command
 from lazaret.terminal import emit, run_command, say
 from scripts.local_federation.federation import ROOT, Party, WaitFailed, command, wait_until

@@ -74,7 +74,7 @@ def export_model(
 
 def _write_bundle(target: Path, contents: dict[str, bytes], sidecar: dict[str, Any]) -> None:
     """Under another name until it is complete."""
-    from npr.monai_networks import bundle_files
+    from npr.deployed import bundle_files
 
     beside = target.with_name(f".{target.name}.new")
     shutil.rmtree(beside, ignore_errors=True)

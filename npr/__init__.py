@@ -7,8 +7,8 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
 
     config         how a site trains: one frozen object with a digest
     recipe         a manifest's settings, their hash, and the digest of the learning code; without torch
-    model          a classifier of timm or MONAI, split into feature extractor and head
-    monai_networks  those of MONAI, an extra; an exported model as a MONAI bundle
+    model          a classifier, split into feature extractor and head
+    backbones      networks of timm and MONAI, and their pretrained weights
     device         processor or graphics card, precision, and the one way of values to the host
     depthwise      fast weight gradients of depthwise convolutions
     params         which parameters make up the shared vector
@@ -19,13 +19,12 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
     training       the inner loop
     distributed    several processes that train one model
     federation     all sites in one process, without a network
-    deployed       a trained model as it is used and exported
+    deployed       a trained model as it is used and exported: ONNX, MONAI bundle
     metrics        accuracy, AUC and calibration
     bootstrap      confidence intervals by patient
     clinical       sensitivity, PR-AUC, calibration and decision curves of one class against the others
     tracking       learning curves as files for TensorBoard and MLflow
     seeds          every random draw of the learning code, from one seed
-    _torchvision   makes torchvision and timm importable beside a CPU build of torch, without its compiler
     methods        federated methods, FedNPR first
     data           data sets, images, batches
     dp             mechanisms that read patients under differential privacy

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from npr import _torchvision  # noqa: F401  (must run before timm is imported)
+from npr import backbones  # noqa: F401  (must run before timm is imported)
 
 from timm.layers import Conv2dSame  # isort: skip
 from timm.layers.padding import pad_same_arg  # isort: skip

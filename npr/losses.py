@@ -1,4 +1,7 @@
-"""Losses on features and logits. A site's class counts enter here and go no further."""
+"""Losses on features and logits: L_sup and L_npr of the paper, and their sum; `npr/methods/fednpr.py` has the method.
+
+A site's class counts enter here and go no further.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,8 @@ class LabelPrior(ClassPrior):
 
 def balanced_softmax(logits: Tensor, labels: Tensor, log_prior: Tensor) -> Tensor:
     """Cross-entropy of logits shifted by the log prior; prediction uses the logits as they are (Ren et al. 2020)."""
+    # With p(y) as it is at the site, softmax(z + log p) is the site's own posterior (Bayes); so z alone is that of a
+    # hospital in which all classes are equally frequent.
     return functional.cross_entropy(logits + log_prior, labels)
 
 
@@ -75,11 +80,18 @@ def balanced_sigmoid(logits: Tensor, labels: Tensor, log_odds: Tensor) -> Tensor
 def npr_loss(
     features: Tensor, labels: Tensor, prototypes: Prototypes, config: TrainConfig, prior: ClassPrior
 ) -> Tensor:
-    """Softmax over the similarity to the nearest prototype of each class the site has (paper eq. 3)."""
+    """Softmax over the similarity to the nearest prototype of each class the site has (paper eq. 3).
+
+    :param features: (N, d), before the head; gradients go into the extractor alone.
+    :param labels: (N,), each of a class that has prototypes: prototypes are made of the same training images.
+    """
     logits = prototypes.similarity(features)
+    # Columns are the classes that are here, in ascending order: an absent class has no prototype to be drawn away from.
     targets = torch.searchsorted(prototypes.classes, labels)
     if config.logit_norm == "layernorm":
+        # The released code: of the cosines only their order and relative distances are left.
         logits = functional.layer_norm(logits, logits.shape[1:])
+    # Cosines lie in [-1, 1], where a softmax is nearly flat; a temperature of 0.1 spreads them to [-10, 10].
     logits = logits / config.temperature
     if config.npr_balance == "prior":
         logits = logits + prior.log()[prototypes.classes]

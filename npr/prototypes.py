@@ -162,16 +162,22 @@ def make_prototypes(
     previous: Prototypes | None = None,
     generator: torch.Generator | None = None,
 ) -> Prototypes:
-    """Cluster the features of every class into its sub-clusters.
+    """Cluster the features of every class into its sub-clusters (paper eq. 1 and 2, in turns).
 
     Starts from `previous` when it fits, else from seeds that are far apart. The result depends on nothing but the
     arguments; only `assign = "random_subset"` draws, from `generator`.
+
+    :param features: (N, d) of all training images of the site, under one model.
+    :param labels: (N,); a class without an image gets no prototype.
+    :param previous: of the round before. The extractor has moved little since, so one turn is enough from there.
     """
+    # On the unit sphere: the loss compares directions (cosines), and so must the clusters that it compares with.
     unit = functional.normalize(features.float(), dim=1)
     per_class = cluster_counts(torch.bincount(labels, minlength=num_classes), config.clusters, config.min_per_cluster)
     if config.clusters_by == "explained":
         per_class = explained_counts(unit, labels, per_class, config)
     owners = torch.repeat_interleave(torch.arange(num_classes, device=labels.device), per_class)
+    # Another number of images, and with it of prototypes, is another clustering: it begins anew.
     warm = previous is not None and torch.equal(previous.owners, owners)
     current = previous.vectors if warm and previous is not None else _far_apart(unit, labels, per_class)
     current = _alternate(unit, labels, current, per_class, config, generator, warm=warm)
@@ -265,7 +271,12 @@ def _assignment(
     config: TrainConfig,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """(N, K) weights of each feature over the sub-clusters of its own class."""
+    """(N, K) weights of each feature over the sub-clusters of its own class (paper eq. 1).
+
+    `sinkhorn_argmax` is the default: balanced shares decide, and then each feature counts in one sub-cluster alone, so
+    that the centres stay apart. The others are its controls: `sinkhorn_soft` without the decision, `nearest` without
+    the balance, `random_subset` without any clustering.
+    """
     width = _width(per_class)
     if config.assign == "random_subset":
         drawn = torch.rand(len(unit), generator=generator).to(unit.device) * per_class[labels]

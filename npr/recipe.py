@@ -106,13 +106,13 @@ def recipe_of(manifest: Manifest) -> Recipe:
 
 # What decides the numbers of a round; commands, tables and plots do not.
 _CODE = (
+    "backbones.py",
     "config.py",
     "depthwise.py",
     "device.py",
     "distributed.py",
     "losses.py",
     "model.py",
-    "monai_networks.py",
     "params.py",
     "prototypes.py",
     "recipe.py",

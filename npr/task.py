@@ -63,7 +63,10 @@ class Task(Protocol):
 
 
 class OneLabel:
-    """One class of several."""
+    """One class of several: the paper's own form."""
+
+    prototypes = staticmethod(make_prototypes)
+    npr = staticmethod(npr_loss)
 
     def prior(self, samples: Samples, device: Device) -> ClassPrior:
         return ClassPrior(device.from_host(samples.class_counts()))
@@ -75,23 +78,6 @@ class OneLabel:
 
     def right(self, logits: Tensor, labels: Tensor) -> Tensor:
         return logits.argmax(1) == labels
-
-    def prototypes(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        num_classes: int,
-        config: TrainConfig,
-        *,
-        previous: Prototypes | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Prototypes:
-        return make_prototypes(features, labels, num_classes, config, previous=previous, generator=generator)
-
-    def npr(
-        self, features: Tensor, labels: Tensor, prototypes: Prototypes, config: TrainConfig, prior: ClassPrior
-    ) -> Tensor:
-        return npr_loss(features, labels, prototypes, config, prior)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         return torch.softmax(logits, dim=1)

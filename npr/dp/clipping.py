@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lazaret.errors import ConfigError
-from npr import _torchvision  # noqa: F401  (must run before timm is imported)
+from npr import backbones  # noqa: F401  (must run before timm is imported)
 
 from timm.layers import Conv2dSame, Linear as TimmLinear  # isort: skip
 import math

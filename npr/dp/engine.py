@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lazaret.errors import ConfigError, LocalProtocolError, PolicyViolation, ToolkitError
-from npr import _torchvision  # noqa: F401  (must run before timm is imported)
+from npr import backbones  # noqa: F401  (must run before timm is imported)
 from npr.config import TrainConfig
 from npr.device import number, on_host, to_host
 from npr.dp.clipping import NORM_MARGIN, ClippedGradient, check_losses, split_like
@@ -82,8 +82,6 @@ def _with_group_norm(module: nn.Module) -> nn.Module:
 
 SUPPORTED_METHODS: Final = frozenset({"local", "fedavg", "fednpr", "fedper", "fednpr-per"})
 """One clipped vector over head and body, per-record losses. Methods that fit a head apart or match features are out."""
-
-PERSONAL_HEAD: Final = "head and body are clipped together and get the same noise, so the head is private too"
 
 # Key, the one value that is allowed, and what any other value would do.
 _ALLOWED: Final[tuple[tuple[str, Any, str], ...]] = (

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lazaret.errors import ConfigError, ToolkitError
+from lazaret.files import write_atomically
 from npr.config import LabelsOfImage
 from npr.data.catalogue import Catalogue, assemble, sides_of
 from npr.data.dataset import FederatedDataset, SiteData, joined
@@ -33,7 +34,7 @@ from npr.lab.plugins import load_plugins, open_data
 from npr.lab.predictors import predictors_from
 from npr.lab.request import labels_of, privacy_of, private_plan, train_config
 from npr.lab.secure import SecureAggregator, require_enough_sites
-from npr.lab.store import Json, read_json, write_atomically, write_json
+from npr.lab.store import Json, read_json, write_json
 from npr.lab.summary import percent
 from npr.methods import registry
 from npr.methods.regulariser import cluster

@@ -22,7 +22,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from npr import _torchvision  # noqa: F401  (must run before timm is imported)
+from npr import backbones  # noqa: F401  (must run before timm is imported)
 from npr.depthwise import speed_up_depthwise
 from npr.dp.clipping import ClippedGradient
 from npr.dp.engine import without_batch_norm

@@ -24,9 +24,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lazaret.errors import ConfigError
+from lazaret.files import write_atomically
 from lazaret.terminal import bars_fit, remark
 from npr.lab.plan import Cell, Settings
-from npr.lab.store import Json, ResultStore, read_json, write_atomically
+from npr.lab.store import Json, ResultStore, read_json
 
 # Progress of a run: a bar on a terminal, plain lines otherwise. All of it goes to stderr.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -97,6 +97,20 @@ _PAPER: dict[str, Value] = {
     "augmentation": "paper",
 }
 
+_PAPER_ISIC = Preset(
+    summary="the paper's skin lesion settings; needs --data fed-isic:PATH",
+    data=None,
+    image_size=224,
+    architecture="efficientnet_b0",
+    weights="timm",
+    methods=PAPER_METHODS,
+    seeds=(0,),
+    folds=(0, 1, 2, 3, 4),
+    rounds=80,
+    evaluate_every=1,
+    train={**_PAPER, "clusters": 4, "lambda_npr": 0.1},
+)
+
 PRESETS = {
     "quick": Preset(
         summary="generated lesions, small images, a few minutes: does everything work here?",
@@ -110,30 +124,11 @@ PRESETS = {
         rounds=5,
         evaluate_every=1,
     ),
-    "paper-isic": Preset(
-        summary="the paper's skin lesion settings; needs --data fed-isic:PATH",
-        data=None,
-        image_size=224,
-        architecture="efficientnet_b0",
-        weights="timm",
-        methods=PAPER_METHODS,
-        seeds=(0,),
-        folds=(0, 1, 2, 3, 4),
-        rounds=80,
-        evaluate_every=1,
-        train={**_PAPER, "clusters": 4, "lambda_npr": 0.1},
-    ),
-    "paper-ich": Preset(
+    "paper-isic": _PAPER_ISIC,
+    "paper-ich": replace(
+        _PAPER_ISIC,
         summary="the paper's intracranial haemorrhage settings; needs --data dicom:PATH",
-        data=None,
         image_size=128,
-        architecture="efficientnet_b0",
-        weights="timm",
-        methods=PAPER_METHODS,
-        seeds=(0,),
-        folds=(0, 1, 2, 3, 4),
-        rounds=80,
-        evaluate_every=1,
         train={**_PAPER, "clusters": 2, "lambda_npr": 0.05},
     ),
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lazaret.errors import ConfigError
+from lazaret.files import write_atomically
 from npr.data.dataset import FederatedDataset
 from npr.lab.cell import build_federation, check_cells, load_data, predictions_file
 from npr.lab.engines import Outcome, Reporter, reporter, run_inline, run_ray, run_workers
@@ -19,7 +20,7 @@ from npr.lab.plan import Cell, Frozen, LabPlan, Settings, Value, format_options
 from npr.lab.plugins import load_plugins
 from npr.lab.predictors import PARTS, PREDICTORS, predictors_from
 from npr.lab.request import train_config
-from npr.lab.store import Json, ResultStore, read_json, read_results, write_atomically, write_json
+from npr.lab.store import Json, ResultStore, read_json, read_results, write_json
 from npr.lab.summary import no_predictions, percent, predictions_loader, summarise_cells
 from npr.lab.tables import summary_table
 from npr.metrics import Predictions, load_predictions, pooled_recall, save_predictions, summarise

@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,27 +22,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from lazaret.errors import ConfigError
+from lazaret.files import write_atomically
 from npr.lab.plan import Cell, LabPlan, Settings
 
 FORMAT = "lazaret-lab-results/2"
 
 Json = dict[str, Any]
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file has either its old content or all of the new one, whenever the machine stops."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def write_json(path: Path, value: object) -> None:

@@ -1,21 +1,43 @@
-"""FedNPR and FedNPR-Per: federated training with non-parametric regularisation (docs/methods.md).
+"""FedNPR and FedNPR-Per: federated training with non-parametric regularisation, the paper's method on one page.
 
-A site's loss is L_sup + lambda L_npr (paper eq. 5). L_sup is balanced softmax: logits are shifted by the log of the
-site's class frequencies, so that rare diagnoses count (`npr/losses.py`, `balanced_softmax`). L_npr draws each feature
-vector to the nearest prototype of its own class and away from those of the others (`npr/losses.py`, `npr_loss`).
+Sites differ in which diagnoses they have and how often. A model that is averaged over them learns a head that prefers
+the common classes, and features that each site moves in its own direction. FedNPR changes the loss at the sites against
+both; what is exchanged stays one vector and its mean.
 
-Prototypes are K unit vectors per class. At the start of a round the site clusters its own features, with equal shares
-for the sub-clusters of a class (`npr/prototypes.py`, `npr/prototypes.py`). They are made, used and kept at the site:
-nothing on them can be sent, and `Method.contribution` reads the shared weights alone.
+For an image with features f and class y, at a site with n_c images of class c (z: logits of the head; u = f / |f|):
 
-One round at a site, in the order of the calls:
+    L     = L_sup + lambda L_npr                                       (eq. 5)      `losses.regularised`
+    L_sup = -log softmax(z + log(n_c / n))_y                           balanced     `losses.balanced_softmax`
+    L_npr = -log softmax(s / tau)_y,  s_c = max_k <u, p_ck>            (eq. 3)      `losses.npr_loss`
 
-1. `begin_round`: `Regulariser.begin_round` makes the prototypes from the model that the round starts from.
-2. every step: `Method.supervised` computes L_sup, `Regulariser.add` adds lambda L_npr.
-3. `end_round`: with `prototype_source = "epoch"` the features of the last epoch become the next prototypes.
+- L_sup shifts the logits by the log of the site's class frequencies while it trains, and predicts without the shift:
+  rare diagnoses count as much as common ones. A class that the site does not have has frequency 0 and is left out, so
+  that its row of the head does not move there (Ren et al. 2020).
+- L_npr needs no parameter of its own, hence the name. It draws the features of an image to the nearest prototype of its
+  class and away from those of the other classes that the site has. It trains the extractor alone.
+
+A class has K prototypes p_c1 ... p_cK, unit vectors at the site, because one diagnosis has several appearances. They
+come from the site's own features of the class by turns of two steps (`prototypes.make_prototypes`):
+
+    Q   = argmax <Q, S> + eps H(Q), S_jk = <u_j, p_ck>                 (eq. 1)      `prototypes.balanced_plan`
+    p_k = sum_j Q_jk u_j, brought to length 1                          (eq. 2)      `prototypes._centres`
+
+Every p_k gets an equal share of the features (rows of Q sum to 1/n, columns to 1/K), so that no prototype takes all of
+them. Prototypes are made, used and kept at the site: `Method.contribution` reads the shared weights alone.
+
+One round, in the order of the calls:
+
+1. The site loads the mean of the round before (`Federation.run_round` in the laboratory, `Trainer.train` at a
+   hospital).
+2. `Regulariser.begin_round` makes the prototypes from the model that the round starts from, in one pass.
+3. Every step of `Method.epochs` computes the features once: `Method.supervised` gives L_sup, `Regulariser.add` adds
+   lambda L_npr. The prototypes stand still meanwhile.
+4. `Method.contribution` gives the vector of the shared groups, weighted with the number of images. Their mean is the
+   next model.
 
 The two methods differ from FedAvg and FedPer in the regulariser alone (`npr=True` below), which any other method can
-carry too: `fedprox+npr`, `moon+npr` and so on. That is what makes a comparison of pairs fair.
+carry too: `fedprox+npr`, `moon+npr` and so on. That is what makes a comparison of pairs fair. docs/methods.md has every
+option, what the paper leaves open, and the same formulas for images with several labels.
 """
 
 from __future__ import annotations

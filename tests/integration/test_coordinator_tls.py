@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.storms.watching import Reading
+from benchmarks.stress.verdict import Reading
 from protos import tls
 from scripts.local_federation.federation import HOST, Party, command
 from security.consortium.cli import cli as consortium_command

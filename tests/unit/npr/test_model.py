@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_sample_image
 
 from lazaret.errors import ConfigError, LocalProtocolError
+from npr.backbones import package_tensors
 from npr.config import TrainConfig
-from npr.model import ModelSpec, build_model, normalisation, package_tensors, speed_up_relu6
+from npr.model import ModelSpec, build_model, normalisation, speed_up_relu6
 from npr.params import ParameterManifest
 from npr.seeds import derive
 

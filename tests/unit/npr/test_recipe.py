@@ -13,7 +13,6 @@ from npr import recipe
 NPR = Path(recipe.__file__).parent
 # What a training step imports and yet does not decide its numbers: reading data, judging, comparing, running.
 NOT_COVERED = {
-    "_torchvision.py",
     "bootstrap.py",
     "clinical.py",
     "data/catalogue.py",

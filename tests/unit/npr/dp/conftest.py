@@ -1,3 +1,3 @@
 """Prepares torchvision before a test module here imports timm."""
 
-from npr import _torchvision  # noqa: F401
+from npr import backbones  # noqa: F401

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from lazaret.errors import PolicyViolation
+from npr.backbones import MONAI_PREFIX
 from npr.dp import engine as engines
 from npr.dp.engine import TOLERANCE, OpacusGradient, check_exact, clipped_sum, largest_error, resolved
 from npr.model import ModelSpec, SplitModel, build_model
-from npr.monai_networks import PREFIX
 from security.dp.planner import Engine
 
 PAGE = Path(__file__).parents[4] / "docs" / "dp-models.md"
@@ -48,7 +48,7 @@ SMALL = ("EfficientNet", "MobileNetV3", "XCiT", "PoolFormer", "ConvNeXt", "ResNe
 
 
 def model_of(architecture: str, size: int) -> SplitModel:
-    if architecture.startswith(PREFIX):
+    if architecture.startswith(MONAI_PREFIX):
         pytest.importorskip("monai", reason="the extra [monai] is not installed")
     return build_model(ModelSpec(architecture=architecture, num_classes=3, image_size=size, norm="group"))
 

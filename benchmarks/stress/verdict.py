@@ -1,4 +1,4 @@
-"""What a storm must not change: results, memory, descriptors, and that whatever is wrong is said in one line."""
+"""What stress must not change: results, memory, descriptors, and that whatever is wrong is said in one line."""
 
 from __future__ import annotations
 

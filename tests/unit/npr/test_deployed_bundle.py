@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lazaret.errors import ConfigError
-from npr import monai_networks
-from npr.monai_networks import bundle_files
+from npr import deployed
+from npr.deployed import bundle_files
 from site_agent.trainer.predict import decoding_for
 
 ABOUT: dict[str, Any] = {
@@ -61,7 +61,7 @@ def test_without_the_check_monai_runs_the_name_of_a_class_twin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = pytest.importorskip("monai.bundle", reason="the extra [monai] is not installed")
-    monkeypatch.setattr(monai_networks, "_check_names", lambda classes: None)
+    monkeypatch.setattr(deployed, "_check_names", lambda classes: None)
     config = tmp_path / "inference.json"
     config.write_bytes(bundle_files(CONTENTS, RUNS, output="probabilities")["configs/inference.json"])
     parser = bundle.ConfigParser()

@@ -1,6 +1,6 @@
 """A listed site, and a coordinator, that send false and damaged messages among their honest ones in every phase.
 
-`python -m benchmarks.storms.fuzzing_parties site --config site.toml --seed 7`. Each writes what it has sent to
+`python -m benchmarks.stress.fuzzing_parties site --config site.toml --seed 7`. Each writes what it has sent to
 `fuzz.json` beside its configuration, and is honest from the moment that a file `calm` stands there.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import click
 
-from benchmarks.storms.spoiling import Spoiler, numbered
+from benchmarks.stress.corruption import Corruptor, numbered
 from coordinator.config import CoordinatorConfig
 from coordinator.send_queue import Stream
 from coordinator.service import Service, run_until_stopped
@@ -71,7 +71,7 @@ class Tally:
 class FuzzingClient(client.Client):
     """The shipped agent's own messages, with new numbers, among false ones."""
 
-    spoiler: Spoiler
+    corruptor: Corruptor
     tally: Tally
     damaged: float
     burst: int
@@ -79,7 +79,7 @@ class FuzzingClient(client.Client):
     _phase = "connected"
     _head: SignedHead | None = None
     _session = 1
-    _spoilt = False  # this stream has ended, whatever is sent on it
+    _damaged = False  # this stream has ended, whatever is sent on it
     _opened: Any = None  # the stream on which Open was sent
 
     async def run(self) -> None:
@@ -95,32 +95,32 @@ class FuzzingClient(client.Client):
         parcel = FROM_SITE.decode(payload)
         message = parcel.message
         if isinstance(message, Open):
-            self._sent, self._session, self._phase, self._spoilt = 0, message.session, "connected", False
+            self._sent, self._session, self._phase, self._damaged = 0, message.session, "connected", False
             self._opened = self._call
         if parcel.log_head is not None:
             self._head = parcel.log_head
-        self.spoiler.saw(message)
+        self.corruptor.saw(message)
         async with self._one:
-            if not self.tally.calm and self.spoiler.rng.random() < FIRST:
+            if not self.tally.calm and self.corruptor.rng.random() < FIRST:
                 await self._false()
             await self._post(message)
 
     async def _post(self, message: Wire) -> None:
-        if self._spoilt or self._head is None:
+        if self._damaged or self._head is None:
             return
         self._sent += 1
         await super()._write(numbered(FROM_SITE, message, self._sent, self._head))
 
     async def _false(self) -> None:
         """One false message, or a damaged one, which ends the stream."""
-        if self._spoilt or self._head is None or self._call is None or not self.spoiler:
+        if self._damaged or self._head is None or self._call is None or not self.corruptor:
             return
-        message = self.spoiler.false()
+        message = self.corruptor.false()
         if isinstance(message, Open) and message.session > self._session:
             return  # taken at its word, it could never come back
-        if isinstance(message, Hello) and self.spoiler.rng.random() > FIRST:
+        if isinstance(message, Hello) and self.corruptor.rng.random() > FIRST:
             return  # one that names an unknown result is sent away, and comes back a second later
-        if self.spoiler.rng.random() >= self.damaged:
+        if self.corruptor.rng.random() >= self.damaged:
             self.tally.note(self._phase, type(message).__name__)
             try:
                 await self._post(message)
@@ -129,12 +129,12 @@ class FuzzingClient(client.Client):
             return
         head = None if type(message) in FRAMES else self._head
         parcel = Parcel(message=message, sequence=self._sent + 1, log_head=head)
-        how, data = self.spoiler.damaged(parcel, FROM_COORDINATOR)
+        how, data = self.corruptor.damaged(parcel, FROM_COORDINATOR)
         self.tally.note(self._phase, how)
         if _is_next(data, self._sent + 1):
             self._sent += 1  # a digest was changed: well-formed, and only false
         else:
-            self._spoilt = True
+            self._damaged = True
         await super()._write(data)
 
     async def _pump(self) -> None:
@@ -142,7 +142,7 @@ class FuzzingClient(client.Client):
             await asyncio.sleep(PAUSE)
             # Before Open there is no stream yet on which others could follow.
             quiet = self.tally.calm or self._call is None or self._call is not self._opened
-            for _ in range(0 if quiet else self.spoiler.rng.randint(1, self.burst)):
+            for _ in range(0 if quiet else self.corruptor.rng.randint(1, self.burst)):
                 async with self._one:
                     await self._false()
 
@@ -161,7 +161,7 @@ def _is_next(data: bytes, number: int) -> bool:
 class FuzzingService(Service):
     """A coordinator with its good keys that tells its victim false things too."""
 
-    spoiler: Spoiler
+    corruptor: Corruptor
     tally: Tally
     damaged: float
     burst: int
@@ -180,14 +180,14 @@ class FuzzingService(Service):
         if stream.site != VICTIM or self.tally.calm:
             await super().deliver(stream, message, context)
             return
-        if self.spoiler and self.spoiler.rng.random() < self.damaged:
+        if self.corruptor and self.corruptor.rng.random() < self.damaged:
             data = stream.encode(message, self.shell.books)
-            how, data = self.spoiler.damaged(FROM_COORDINATOR.decode(data), FROM_SITE)
+            how, data = self.corruptor.damaged(FROM_COORDINATOR.decode(data), FROM_SITE)
             self.tally.note(self._phase, how)
             await context.write(data)
             return
         if message not in self._planted:
-            self.spoiler.saw(message)
+            self.corruptor.saw(message)
             self._phase = type(message).__name__
         await super().deliver(stream, message, context)
 
@@ -195,13 +195,13 @@ class FuzzingService(Service):
         while True:
             await asyncio.sleep(PAUSE)
             stream = self.shell.streams.get(VICTIM)
-            if stream is not None and self.spoiler and not self.tally.calm:
+            if stream is not None and self.corruptor and not self.tally.calm:
                 stream.put(self._some())
 
     def _some(self) -> list[Wire]:
         """A manifest that is false, and a farewell, end the agent by design: they are rare, or nothing else is seen."""
-        rng = self.spoiler.rng
-        found = [self.spoiler.false() for _ in range(rng.randint(1, self.burst))]
+        rng = self.corruptor.rng
+        found = [self.corruptor.false() for _ in range(rng.randint(1, self.burst))]
         kept = [message for message in found if not isinstance(message, Goodbye | ManifestFrame) or rng.random() < 0.02]
         for message in kept:
             self.tally.note(self._phase, type(message).__name__)
@@ -224,7 +224,7 @@ def site(path: Path, seed: int, damaged: float, burst: int) -> None:
     log_to_stderr()
     tally = Tally(path.parent)
     FuzzingClient.damaged, FuzzingClient.burst = damaged, burst
-    FuzzingClient.tally, FuzzingClient.spoiler = tally, Spoiler(f"site {seed} {tally.starts}")
+    FuzzingClient.tally, FuzzingClient.corruptor = tally, Corruptor(f"site {seed} {tally.starts}")
     client.Client = FuzzingClient  # type: ignore[misc]
     with ending_well():
         config = SiteConfig.read(path)
@@ -243,7 +243,7 @@ def coordinator(path: Path, seed: int, damaged: float, burst: int) -> None:
     log_to_stderr()
     tally = Tally(path.parent)
     FuzzingService.damaged, FuzzingService.burst = damaged, burst
-    FuzzingService.tally, FuzzingService.spoiler = tally, Spoiler(f"coordinator {seed} {tally.starts}")
+    FuzzingService.tally, FuzzingService.corruptor = tally, Corruptor(f"coordinator {seed} {tally.starts}")
     with ending_well():
         run_until_stopped(*CoordinatorConfig.read(path), service_type=FuzzingService)
 

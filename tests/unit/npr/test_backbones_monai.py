@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from lazaret.errors import ConfigError, VerificationFailed
+from npr.backbones import MONAI_NAMES, create_backbone
 from npr.config import TrainConfig
 from npr.data.generated import ISIC_CLASSES
 from npr.data.sources import open_dataset
 from npr.federation import Federation
 from npr.methods import registry
 from npr.model import ModelSpec, build_model, normalisation
-from npr.monai_networks import NAMES, create
 from npr.params import ParameterManifest
 from npr.recipe import Recipe
 from npr.wire_layout import build_initial, export, spec_of
@@ -45,7 +45,7 @@ def test_the_features_are_what_monais_own_classifier_sees() -> None:
     from monai.networks.nets import DenseNet121
 
     whole = DenseNet121(spatial_dims=2, in_channels=3, out_channels=4).eval()
-    ours = create("monai:densenet121", in_channels=3).eval()
+    ours = create_backbone("monai:densenet121", "none", in_channels=3, image_size=64).eval()
     ours.load_state_dict({k: tensor for k, tensor in whole.state_dict().items() if "class_layers.out" not in k})
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_a_manifest_pins_it_by_its_initial_model(tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="unknown architecture 'monai:unet'") as caught:
         replace(SPEC, architecture="monai:unet")
-    assert all(name in str(caught.value.hint) for name in NAMES)
+    assert all(name in str(caught.value.hint) for name in MONAI_NAMES)
     with pytest.raises(ConfigError, match="are not for monai:resnet10"):
         replace(SPEC, weights="timm")
     honest = builtins.__import__

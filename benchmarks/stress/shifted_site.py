@@ -1,6 +1,6 @@
 """A site whose clock is wrong by as many seconds as a file `clock` beside its configuration says.
 
-`python -m benchmarks.storms.shifted_site --config site.toml`. The clock is what the shipped parts are given; the
+`python -m benchmarks.stress.shifted_site --config site.toml`. The clock is what the shipped parts are given; the
 system's own stays right. `faketime` would do it to any program, but under its version 0.9.10 `time.sleep` fails.
 """
 

@@ -21,7 +21,7 @@ DAMAGES: Final = (
 )  # fmt: skip
 
 
-class Spoiler:
+class Corruptor:
     """Remembers real messages of a stream, and makes false ones of them. Every choice follows from the seed."""
 
     def __init__(self, seed: str) -> None:

@@ -2,8 +2,8 @@
 
 `tc netem` does this where the kernel has it; here a process does it for every packet, so that it works on any kernel
 with `tun`, and follows from a seed. Each party is in a network namespace whose only way out is a device of this
-process: real packets, so that TCP sees real loss. `python -m benchmarks.storms.weather FILE SEED NAME...`; the file has
-the weather.
+process: real packets, so that TCP sees real loss. `python -m benchmarks.stress.bad_links FILE SEED NAME...`; the file
+has the links.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def address(place: int) -> str:
     return f"10.88.0.{1 + place}"
 
 
-class Weather:
+class BadLinks:
     """The links of all parties, the hub first; `prefix` has the words to put before a party's command."""
 
     def __init__(self, folder: Path, names: list[str]) -> None:
-        self._file = folder / "weather.json"
+        self._file = folder / "links.json"
         self._names = names
         self._links = dict.fromkeys(names, Link())
 
@@ -97,21 +97,21 @@ class Weather:
 
 
 @contextmanager
-def links(folder: Path, names: list[str], seed: int) -> Iterator[Weather]:
+def links(folder: Path, names: list[str], seed: int) -> Iterator[BadLinks]:
     """Namespaces for these parties, and the process between them."""
-    weather = Weather(folder, names)
-    weather.write()
-    spaces = [weather.namespace(name) for name in names]
+    links = BadLinks(folder, names)
+    links.write()
+    spaces = [links.namespace(name) for name in names]
     process: subprocess.Popen[bytes] | None = None
     try:
         for space in spaces:
             subprocess.run(["ip", "netns", "add", space], check=True)
-        words = [sys.executable, "-m", "benchmarks.storms.weather", str(weather._file), str(seed), *spaces]
+        words = [sys.executable, "-m", "benchmarks.stress.bad_links", str(links._file), str(seed), *spaces]
         process = subprocess.Popen(words, stdout=subprocess.PIPE)
         assert process.stdout is not None
         if process.stdout.readline() != b"up\n":
             raise OSError("the links between the parties did not come up")
-        yield weather
+        yield links
     finally:
         if process is not None:
             process.kill()
@@ -191,8 +191,8 @@ def _device(space: str, own: str) -> int:
         if libc.setns(there, _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "setns", space)
         device = os.open("/dev/net/tun", os.O_RDWR)
-        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH", b"weather", _IFF_TUN_NO_PI))
-        for words in (f"addr add {own}/24 dev weather", "link set weather up", "link set lo up"):
+        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH", b"links", _IFF_TUN_NO_PI))
+        for words in (f"addr add {own}/24 dev links", "link set links up", "link set lo up"):
             subprocess.run(["ip", *words.split()], check=True)
         return device
     finally:

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from benchmarks import chaos, crowd, fuzz, soak
-from benchmarks.storms import weather
-from benchmarks.storms.spoiling import DAMAGES, Spoiler
-from benchmarks.storms.watching import Verdict
+from benchmarks.stress import bad_links
+from benchmarks.stress.corruption import DAMAGES, Corruptor
+from benchmarks.stress.verdict import Verdict
 from lazaret.errors import CodecError
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.secagg.messages import Ready
@@ -36,10 +36,10 @@ def test_false_messages_follow_from_the_seed() -> None:
     messages = [Ready(site="site0", round=1), Pong(number=3)]
 
     def made(seed: str) -> list[object]:
-        spoiler = Spoiler(seed)
+        corruptor = Corruptor(seed)
         for message in messages:
-            spoiler.saw(message)
-        return [spoiler.false() for _ in range(50)]
+            corruptor.saw(message)
+        return [corruptor.false() for _ in range(50)]
 
     assert made("7") == made("7") != made("8")
     assert set(map(type, made("7"))) == {Ready, Pong} and set(made("7")) - set(messages)
@@ -47,11 +47,11 @@ def test_false_messages_follow_from_the_seed() -> None:
 
 def test_damaged_bytes_are_not_taken() -> None:
     """But for a bit in the middle of a digest or a name, which only a signature or a sequence number tells."""
-    spoiler, taken = Spoiler("1"), set()
+    corruptor, taken = Corruptor("1"), set()
     head = SignedHead(origin="site0.demo/audit", size=1, root=bytes(32), signatures=())
     parcel = Parcel(message=Ready(site="site0", round=1), sequence=5, log_head=head)
     for _ in range(300):
-        how, data = spoiler.damaged(parcel, FROM_COORDINATOR)
+        how, data = corruptor.damaged(parcel, FROM_COORDINATOR)
         try:
             found = FROM_SITE.decode(data)
         except CodecError:
@@ -61,7 +61,7 @@ def test_damaged_bytes_are_not_taken() -> None:
 
 
 @pytest.mark.long  # what it meets depends on the machine's timing
-@pytest.mark.skipif(weather.why_not() is not None, reason="no links between namespaces here")
+@pytest.mark.skipif(bad_links.why_not() is not None, reason="no links between namespaces here")
 def test_a_storm_of_a_few_seconds(tmp_path: Path) -> None:
     found = chaos.run(6, seed=3, sites=4, folder=tmp_path).told
     assert found["ok"], found["faults"]
@@ -70,20 +70,20 @@ def test_a_storm_of_a_few_seconds(tmp_path: Path) -> None:
 
 def test_a_link_delays_loses_and_is_cut(tmp_path: Path) -> None:
     """Without devices: what becomes of packets."""
-    router = weather._Router.__new__(weather._Router)
+    router = bad_links._Router.__new__(bad_links._Router)
     router._rng, router._devices, router._free, router._waiting, router._count = Random(1), [0, 1], [0.0, 0.0], [], 0
     packet = bytes([0x45]) + bytes(15) + bytes([10, 88, 0, 2]) + bytes(980)
 
-    def passed(link: weather.Link) -> int:
-        router._links, router._waiting, router._free = [weather.Link(), link], [], [0.0, 0.0]
+    def passed(link: bad_links.Link) -> int:
+        router._links, router._waiting, router._free = [bad_links.Link(), link], [], [0.0, 0.0]
         for _ in range(400):
             router._take(0, packet)
         return len(router._waiting)
 
-    assert passed(weather.Link()) == 400 and passed(weather.Link(cut=True)) == 0
-    assert 300 < passed(weather.Link(loss=0.1)) < 390
-    assert passed(weather.Link(megabits=1.0)) < 200, "a queue of a second holds 125 such packets"
-    passed(weather.Link(delay=0.2, jitter=0.1))
+    assert passed(bad_links.Link()) == 400 and passed(bad_links.Link(cut=True)) == 0
+    assert 300 < passed(bad_links.Link(loss=0.1)) < 390
+    assert passed(bad_links.Link(megabits=1.0)) < 200, "a queue of a second holds 125 such packets"
+    passed(bad_links.Link(delay=0.2, jitter=0.1))
     order = [count for _, count, _, _ in sorted(router._waiting)]
     assert order != sorted(order), "packets overtake each other"
 
