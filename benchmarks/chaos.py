@@ -267,13 +267,13 @@ def main(seconds: int, seed: int, as_json: bool) -> None:
     if reason is not None:
         raise click.UsageError(f"no links between namespaces: {reason}")
     say(f"links and processes fail for {seconds} s")
-    told: dict[str, Any] = run(seconds, seed).told
+    report: dict[str, Any] = run(seconds, seed).report
     if as_json:
-        emit(told)
+        emit(report)
     else:
-        for name, value in told.items():
+        for name, value in report.items():
             click.echo(f"{name:<22} {value}")
-    raise SystemExit(not told["ok"])
+    raise SystemExit(not report["ok"])
 
 
 if __name__ == "__main__":

@@ -139,13 +139,13 @@ def run(sizes: list[int], params: int, seconds: float, folder: Path | None = Non
 def main(sites: str, params: int, seed: int, seconds: int, as_json: bool) -> None:
     """Measure crowds of growing size."""
     del seed  # what sites put in follows from their names and the round
-    told = run([int(word) for word in sites.split(",")], params, seconds).told
+    report = run([int(word) for word in sites.split(",")], params, seconds).report
     if as_json:
-        emit(told)
+        emit(report)
     else:
-        for name, value in told.items():
+        for name, value in report.items():
             click.echo(f"{name:<34} {value}")
-    raise SystemExit(not told["ok"])
+    raise SystemExit(not report["ok"])
 
 
 if __name__ == "__main__":

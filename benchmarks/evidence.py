@@ -131,8 +131,8 @@ def goal(content):
     cells = {row["variant"]: row["cells"] for row in content["summary"] if row["kind"] == CHOSEN}
     lines = []
     for variant, checks in goal_checks(content).items():
-        told = "; ".join(f"{text}: **{'yes' if met else 'no'}**" for text, met in checks.items())
-        lines.append(f"- `{variant}` ({cells[variant]} cell{'s' * (cells[variant] > 1)}): {told}.")
+        answers = "; ".join(f"{text}: **{'yes' if met else 'no'}**" for text, met in checks.items())
+        lines.append(f"- `{variant}` ({cells[variant]} cell{'s' * (cells[variant] > 1)}): {answers}.")
     return "\n".join(lines) or "No variant has cells in common with both references yet."
 
 

@@ -179,36 +179,36 @@ class Report:
 
     def __init__(self, folder: Path, sites: int, load: Load) -> None:
         self.folder, self.sites, self.load = folder, sites, load
-        self.told: dict[str, Any] = {"sites": sites, "params": load.params, "ring_bits": load.ring_bits}
-        self.told["limits"] = LIMITS
+        self.figures: dict[str, Any] = {"sites": sites, "params": load.params, "ring_bits": load.ring_bits}
+        self.figures["limits"] = LIMITS
 
     def _times(self, suffix: str, found: dict[str, Any]) -> None:
-        self.told[f"secure_over_plain{suffix}"] = round(found["ratio"], 3)
-        self.told[f"secure_seconds{suffix}"] = [round(value, 3) for value in found["aggregations"]]
-        self.told[f"plain_seconds{suffix}"] = [round(value, 3) for value in found["plain"]]
-        self.told[f"secure_cpu_over_plain_cpu{suffix}"] = round(found["cpu_ratio"], 3)
-        self.told[f"secure_cpu_with_check_over_plain_cpu{suffix}"] = round(found["cpu_ratio_with_check"], 3)
-        self.told[f"secure_cpu_seconds{suffix}"] = [round(value, 3) for value in found["cpu"]]
-        self.told[f"plain_cpu_seconds{suffix}"] = [round(value, 3) for value in found["plain_cpu"]]
+        self.figures[f"secure_over_plain{suffix}"] = round(found["ratio"], 3)
+        self.figures[f"secure_seconds{suffix}"] = [round(value, 3) for value in found["aggregations"]]
+        self.figures[f"plain_seconds{suffix}"] = [round(value, 3) for value in found["plain"]]
+        self.figures[f"secure_cpu_over_plain_cpu{suffix}"] = round(found["cpu_ratio"], 3)
+        self.figures[f"secure_cpu_with_check_over_plain_cpu{suffix}"] = round(found["cpu_ratio_with_check"], 3)
+        self.figures[f"secure_cpu_seconds{suffix}"] = [round(value, 3) for value in found["cpu"]]
+        self.figures[f"plain_cpu_seconds{suffix}"] = [round(value, 3) for value in found["plain_cpu"]]
 
     def _memory(self, sites: int, found: dict[str, Any]) -> None:
         """Above the coordinator with all sites connected and nothing to do; what the connections need is told apart."""
-        self.told[f"coordinator_peak_over_vector_{sites}"] = round(found["peak_over_vector"], 2)
-        self.told[f"coordinator_connections_over_vector_{sites}"] = round(found["connections_over_vector"], 2)
+        self.figures[f"coordinator_peak_over_vector_{sites}"] = round(found["peak_over_vector"], 2)
+        self.figures[f"coordinator_connections_over_vector_{sites}"] = round(found["connections_over_vector"], 2)
 
     def loopback(self) -> None:
         say(f"loopback, {self.sites} sites")
         here = compare(self.folder / "loopback", self.sites, self.load, None)
         self._times("", here)
 
-        self.told["upload_bytes_over_float32"] = round(here["upload_bytes_over_float32"], 4)
-        self.told["audit_bytes_over_vector"] = round(here["audit_bytes_over_vector"], 3)
+        self.figures["upload_bytes_over_float32"] = round(here["upload_bytes_over_float32"], 4)
+        self.figures["audit_bytes_over_vector"] = round(here["audit_bytes_over_vector"], 3)
         self._memory(self.sites, here)
 
     def slow_links(self) -> None:
         reason = links.why_not()
         if reason is not None:
-            self.told |= {"secure_over_plain_100mbit": None, "skipped": f"links of 100 Mbit/s: {reason}"}
+            self.figures |= {"secure_over_plain_100mbit": None, "skipped": f"links of 100 Mbit/s: {reason}"}
             return
         say("links of 100 Mbit/s")
         self._times("_100mbit", compare(self.folder / "slow", self.sites, self.load, 100))
@@ -217,8 +217,8 @@ class Report:
         say(f"memory with {large} sites")
         many = secure_run(lay_out(self.folder / "large", large, replace(self.load, rounds=1), HOST), 1, ())
         self._memory(large, many)
-        peaks = [self.told[f"coordinator_peak_over_vector_{count}"] for count in (self.sites, large)]
-        self.told["coordinator_peak_difference"] = round(abs(peaks[1] - peaks[0]), 2)
+        peaks = [self.figures[f"coordinator_peak_over_vector_{count}"] for count in (self.sites, large)]
+        self.figures["coordinator_peak_difference"] = round(abs(peaks[1] - peaks[0]), 2)
 
     def flower(self, sites: int) -> None:
         """Both with as many sites, one after the other."""
@@ -226,8 +226,8 @@ class Report:
         folders = lay_out(self.folder / "peer", sites, self.load, HOST)
         ours = statistics.median(secure_run(folders, self.load.rounds, [()] * sites)["aggregations"])
         theirs = deployment.one_round(sites, self.load.params)
-        self.told |= {"peer_sites": sites, "flower_seconds": round(theirs, 3), "our_seconds": round(ours, 3)}
-        self.told["flower_over_ours"] = round(theirs / ours, 2)
+        self.figures |= {"peer_sites": sites, "flower_seconds": round(theirs, 3), "our_seconds": round(ours, 3)}
+        self.figures["flower_over_ours"] = round(theirs / ours, 2)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -269,9 +269,9 @@ def main(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        emit(report.told)
+        emit(report.figures)
         return
-    for name, value in report.told.items():
+    for name, value in report.figures.items():
         if name != "limits":
             click.echo(f"{name:<34} {value}" + (f"  (limit {LIMITS[name]})" if name in LIMITS else ""))
 

@@ -62,12 +62,12 @@ class Round:
         words += ["--burst", self._burst]
         return Party(name, words, folders.folder / "output" / f"{name}.log", home)
 
-    def told(self, party: Party) -> dict[str, Any]:
+    def report(self, party: Party) -> dict[str, Any]:
         path = party.home / "fuzz.json"
         return json.loads(path.read_text()) if path.exists() else {"phases": {}, "kinds": {}, "lives": 0}
 
     def sent(self, party: Party) -> int:
-        return sum(self.told(party)["phases"].values())
+        return sum(self.report(party)["phases"].values())
 
     def calm(self, party: Party) -> None:
         (party.home / "calm").touch()
@@ -104,12 +104,12 @@ def attack_coordinator(folder: Path, count: int, seed: int, end: float, verdict:
     verdict.expect(set(states.values()) == {1}, f"an honest party ended: {states}")
     verdict.quiet(federation.parties)
     audit(federation, [LISTED], verdict, SHOWN_ABUSE)
-    told = made.told(fuzzer)
+    report = made.report(fuzzer)
     verdict.figures["to_coordinator"] = {
-        "messages": sum(told["phases"].values()),
-        "by_phase": dict(sorted(told["phases"].items())),
-        "by_kind": dict(sorted(told["kinds"].items())),
-        "lives_of_the_fuzzing_site": told["lives"],
+        "messages": sum(report["phases"].values()),
+        "by_phase": dict(sorted(report["phases"].items())),
+        "by_kind": dict(sorted(report["kinds"].items())),
+        "lives_of_the_fuzzing_site": report["lives"],
         "http2": abused,
         "rounds_meanwhile": during,
     } | verdict.figures.get("to_coordinator", {})
@@ -175,13 +175,13 @@ def attack_site(folder: Path, count: int, seed: int, end: float, verdict: Verdic
     verdict.expect(set(others.values()) == {1}, f"a site that was not attacked has ended: {others}")
     verdict.quiet(federation.parties)
     audit(federation, ["coordinator"], verdict, SHOWN_LIES)
-    told = made.told(fuzzer)
+    report = made.report(fuzzer)
     growth = last.memory - first.memory if first and last else 0
     verdict.expect(growth < MEMORY_GROWTH, f"the site's memory grew by {growth}")
     verdict.figures["to_site"] = {
-        "messages": sum(told["phases"].values()),
-        "by_phase": dict(sorted(told["phases"].items())),
-        "by_kind": dict(sorted(told["kinds"].items())),
+        "messages": sum(report["phases"].values()),
+        "by_phase": dict(sorted(report["phases"].items())),
+        "by_kind": dict(sorted(report["kinds"].items())),
         "lives_of_the_site": victim.starts,
         "memory_growth_mb": megabytes(growth),
         "descriptors": [first.descriptors, last.descriptors] if first and last else None,
@@ -216,9 +216,9 @@ def main(messages: int, seed: int, seconds: int, as_json: bool) -> None:
     """Send false messages, and see that nothing comes of them."""
     verdict = run(messages, seed, seconds)
     if as_json:
-        emit(verdict.told)
+        emit(verdict.report)
     else:
-        for name, value in verdict.told.items():
+        for name, value in verdict.report.items():
             click.echo(f"{name:<16} {value}")
     raise SystemExit(bool(verdict.faults))
 

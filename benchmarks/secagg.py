@@ -48,8 +48,8 @@ class Coordinator:
         self._process = subprocess.Popen(
             [sys.executable, "-m", child.__name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        told = {"seed": federation.seed.hex(), "sites": federation.sites, "params": federation.params}
-        self._send(encoding.tlv(json.dumps(told | {"workers": workers}).encode()))
+        report = {"seed": federation.seed.hex(), "sites": federation.sites, "params": federation.params}
+        self._send(encoding.tlv(json.dumps(report | {"workers": workers}).encode()))
 
     def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -70,9 +70,9 @@ class Coordinator:
 
     def report(self) -> dict[str, float]:
         self._send(bytes([child.REPORT]) + encoding.text("") + encoding.tlv(b""))
-        told = json.loads(child.read_tlv(self._answers))
+        report = json.loads(child.read_tlv(self._answers))
         self._process.communicate(timeout=60)
-        return cast("dict[str, float]", told)
+        return cast("dict[str, float]", report)
 
 
 class Sites:
@@ -197,7 +197,7 @@ def measure(sites: int, params: int, dropouts: int, workers: int) -> dict[str, A
     dropped = set(federation.names[:dropouts])
     parties = Sites(federation, workers, dropped)
     aggregate(parties, coordinator)
-    told = coordinator.report()
+    report = coordinator.report()
     alive = [name for name in federation.names if name not in dropped]
     expected = sum((parties.words_of(name) for name in alive), np.zeros_like(parties.updates[0]))
     exact = len(parties.accepted) == child.LISTENERS and all(
@@ -207,8 +207,8 @@ def measure(sites: int, params: int, dropouts: int, workers: int) -> dict[str, A
     # Hashing the upload is inside `mask` and printed apart.
     mask = watch.median("mask") - watch.median("vector_root")
     streams = len(alive) * (1 + dropouts)
-    stream = told["keystream_ms"] + told["one_add_ms"]
-    unmask = told["unmask_ms"] + told["add_ms"]
+    stream = report["keystream_ms"] + report["one_add_ms"]
+    unmask = report["unmask_ms"] + report["add_ms"]
     bytes_up = max(parties.sent[name] for name in alive)
     site_floor = sites * (floor.keystream + floor.add)
     return {
@@ -216,13 +216,13 @@ def measure(sites: int, params: int, dropouts: int, workers: int) -> dict[str, A
         "params": params,
         "dropouts": dropouts,
         "workers": workers,
-        "exact": exact and told["verdict"] == 0,
+        "exact": exact and report["verdict"] == 0,
         "site_mask_over_floor": (watch.median("encode") + mask) / site_floor,
-        "coordinator_unmask_over_floor": unmask / (streams * stream + len(alive) * told["one_add_ms"]),
+        "coordinator_unmask_over_floor": unmask / (streams * stream + len(alive) * report["one_add_ms"]),
         "upload_bytes_over_vector": bytes_up / vector,
-        "coordinator_peak_over_vector": (told["peak_bytes"] - 64 * MIB) / federation.layout.memory_bytes,
-        "coordinator_peak_mib": told["peak_bytes"] / MIB,
-        "coordinator_baseline_mib": told["baseline_bytes"] / MIB,
+        "coordinator_peak_over_vector": (report["peak_bytes"] - 64 * MIB) / federation.layout.memory_bytes,
+        "coordinator_peak_mib": report["peak_bytes"] / MIB,
+        "coordinator_baseline_mib": report["baseline_bytes"] / MIB,
         "vector_bytes": vector,
         "upload_bytes": bytes_up,
         "keys_bytes_per_site": max(parties.keys.values()),
@@ -231,13 +231,13 @@ def measure(sites: int, params: int, dropouts: int, workers: int) -> dict[str, A
         "site_merkle_ms": 1e3 * watch.median("vector_root"),
         "site_codec_ms": 1e3 * watch.total("to bytes") / sites,
         "site_burst_ms": 1e3 * watch.total("receive", "to bytes") / sites,
-        "coordinator_unmask_ms": told["unmask_ms"],
-        "coordinator_add_ms": told["add_ms"],
-        "coordinator_merkle_ms": told["merkle_ms"],
-        "coordinator_spool_ms": told["spool_ms"],
-        "coordinator_next_state_ms": told["next_state_ms"],
-        "coordinator_codec_ms": told["decode_ms"],
-        "coordinator_burst_ms": told["whole_ms"],
+        "coordinator_unmask_ms": report["unmask_ms"],
+        "coordinator_add_ms": report["add_ms"],
+        "coordinator_merkle_ms": report["merkle_ms"],
+        "coordinator_spool_ms": report["spool_ms"],
+        "coordinator_next_state_ms": report["next_state_ms"],
+        "coordinator_codec_ms": report["decode_ms"],
+        "coordinator_burst_ms": report["whole_ms"],
         "floor_keystream_ms": 1e3 * floor.keystream,
         "floor_add_ms": 1e3 * floor.add,
         **_uniformity(parties),
@@ -276,7 +276,7 @@ def flower(ours: dict[str, Any]) -> dict[str, float]:
         np.save(path, np.frombuffer(stream, dtype="<i2").astype(np.float32) * np.float32(2**-20))
         numbers = (str(ours["sites"]), str(ours["dropouts"]), str(threshold))
         command: list[str | Path] = [python, script, path, *numbers]
-        told = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=folder).stdout)
+        report = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=folder).stdout)
     # Like for like is what Flower's functions do as well: quantise, mask, add up, unmask, scale back. Whole is with
     # signatures and their checks too, which it has none of; hashing and spooling are printed apart.
     like = ours["site_encode_ms"] + ours["site_mask_ms"]
@@ -285,13 +285,13 @@ def flower(ours: dict[str, Any]) -> dict[str, float]:
     sum_like = sum(ours[part] for part in parts)
     sum_whole = ours["coordinator_burst_ms"] - ours["coordinator_merkle_ms"] - ours["coordinator_spool_ms"]
     return {
-        "flower_site_ms": told["site_cpu_ms"],
-        "flower_coordinator_ms": told["coordinator_cpu_ms"],
-        "flower_site_cpu_over_ours": told["site_cpu_ms"] / like,
-        "flower_coordinator_cpu_over_ours": told["coordinator_cpu_ms"] / sum_like,
-        "flower_upload_over_ours": told["upload_bytes"] / ours["upload_bytes"],
-        "flower_site_cpu_over_our_whole_burst": told["site_cpu_ms"] / whole,
-        "flower_coordinator_cpu_over_our_whole_burst": told["coordinator_cpu_ms"] / sum_whole,
+        "flower_site_ms": report["site_cpu_ms"],
+        "flower_coordinator_ms": report["coordinator_cpu_ms"],
+        "flower_site_cpu_over_ours": report["site_cpu_ms"] / like,
+        "flower_coordinator_cpu_over_ours": report["coordinator_cpu_ms"] / sum_like,
+        "flower_upload_over_ours": report["upload_bytes"] / ours["upload_bytes"],
+        "flower_site_cpu_over_our_whole_burst": report["site_cpu_ms"] / whole,
+        "flower_coordinator_cpu_over_our_whole_burst": report["coordinator_cpu_ms"] / sum_whole,
     }
 
 

@@ -135,10 +135,10 @@ class Shell:
 
 def main() -> None:
     incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
-    told = json.loads(read_tlv(incoming))
-    federation = Federation(bytes.fromhex(told["seed"]), told["sites"], told["params"])
+    settings = json.loads(read_tlv(incoming))
+    federation = Federation(bytes.fromhex(settings["seed"]), settings["sites"], settings["params"])
     with tempfile.TemporaryDirectory() as folder:
-        shell = Shell(federation, Path(folder), told["workers"])
+        shell = Shell(federation, Path(folder), settings["workers"])
         while True:
             operation = read_exactly(incoming, 1)[0]
             site, data = read_tlv(incoming).decode(), read_tlv(incoming)

@@ -258,13 +258,13 @@ def check(soak: Soak, rounds: int, first: dict[str, float], last: dict[str, floa
 def main(rounds: int, seed: int, seconds: int, churn: int | None, as_json: bool) -> None:
     """Run many rounds, and tell what each adds."""
     say(f"{rounds} rounds")
-    told: dict[str, Any] = run(rounds, seed, seconds, churn=churn).told
+    report: dict[str, Any] = run(rounds, seed, seconds, churn=churn).report
     if as_json:
-        emit(told)
+        emit(report)
     else:
-        for name, value in told.items():
+        for name, value in report.items():
             click.echo(f"{name:<12} {value}")
-    raise SystemExit(not told["ok"])
+    raise SystemExit(not report["ok"])
 
 
 if __name__ == "__main__":

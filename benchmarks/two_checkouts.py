@@ -35,14 +35,14 @@ _LAST, _PUBLISHED = "coordinator: round 5: training", "coordinator: round 5: pub
 _ROUNDS_OVER, _ALONE_OVER = "rounds are done", "checking the sums"
 
 
-def phases(told: list[tuple[float, str]], end: float) -> dict[str, float]:
+def phases(lines: list[tuple[float, str]], end: float) -> dict[str, float]:
     """Seconds until the first round, of all rounds, of each hospital alone, and of the checks; and of the first and
     the last round by themselves, in which nobody is killed.
 
     :param told: what the demo said, and when, in seconds since its start.
     """
     ends = (_STARTED, _SECOND, _LAST, _PUBLISHED, _ROUNDS_OVER, _ALONE_OVER)
-    moments = (next(moment for moment, line in told if words in line) for words in ends)
+    moments = (next(moment for moment, line in lines if words in line) for words in ends)
     started, second, last, published, over, alone = moments
     parts = {"start": started, "rounds": over - started, "alone": alone - over, "checks": end - alone}
     parts |= {"first_round": second - started, "last_round": published - last}
@@ -54,7 +54,7 @@ def demo(checkout: Path, *, memory: bool) -> dict[str, Any]:
     python = checkout / ".venv" / "bin" / "python"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": str(checkout / ".venv")}
     environment["PYTHONPATH"] = str(checkout)  # the two may share one environment: each still runs its own code
-    told: list[tuple[float, str]] = []
+    lines: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory(prefix="two-checkouts-") as folder:
         words = [python, "-m", "scripts.local_federation.demo", "--out", f"{folder}/demo", "--json"]
         before, busy_before = resource.getrusage(resource.RUSAGE_CHILDREN), _busy_seconds()
@@ -67,7 +67,7 @@ def demo(checkout: Path, *, memory: bool) -> dict[str, Any]:
             if memory:
                 looking.start()
             for line in process.stderr or ():
-                told.append((time.monotonic() - begun, line))
+                lines.append((time.monotonic() - begun, line))
             summary = json.loads(process.stdout.read()) if process.stdout else {}
         seconds = time.monotonic() - begun
         _wait_for_orphans()
@@ -75,7 +75,7 @@ def demo(checkout: Path, *, memory: bool) -> dict[str, Any]:
     if not summary["exact_sums"] or summary["kills_survived"] != 3:
         raise click.ClickException(f"the demo in {checkout} has failed: {summary}")
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    figures = {"seconds": round(seconds, 2), "processor_seconds": round(spent, 2), **phases(told, seconds)}
+    figures = {"seconds": round(seconds, 2), "processor_seconds": round(spent, 2), **phases(lines, seconds)}
     figures["others_processor_seconds"] = round(busy - spent, 2)
     return figures | (peaks.figures() if memory else {})
 

@@ -100,9 +100,9 @@ class _Hooks:
     def settle(self) -> None:
         """Wait for what was told so far."""
         if self._hooks:
-            told = threading.Event()
-            self._waiting.put(told)
-            told.wait(END_SECONDS)
+            done = threading.Event()
+            self._waiting.put(done)
+            done.wait(END_SECONDS)
 
     def _work(self) -> None:
         while True:

@@ -62,8 +62,8 @@ class ArchiveContents:
 
     def encode(self) -> bytes:
         """The object, and below it its own SHA-256: a bit that the disk has turned is noticed here too."""
-        told = self._object()
-        return told + hashlib.sha256(told).hexdigest().encode() + b"\n"
+        encoded = self._object()
+        return encoded + hashlib.sha256(encoded).hexdigest().encode() + b"\n"
 
     def _object(self) -> bytes:
         return json.dumps({"format": FORMAT} | asdict(self), sort_keys=True, indent=1).encode() + b"\n"
@@ -71,13 +71,13 @@ class ArchiveContents:
     @classmethod
     def decode(cls, data: bytes, where: str) -> ArchiveContents:
         try:
-            said, digest = data[:-65], data[-65:-1].decode()
-            if hashlib.sha256(said).hexdigest() != digest:
+            encoded, digest = data[:-65], data[-65:-1].decode()
+            if hashlib.sha256(encoded).hexdigest() != digest:
                 raise ValueError
-            told = json.loads(said)
-            if told.pop("format") != FORMAT or told["kind"] not in get_args(Kind):
+            values = json.loads(encoded)
+            if values.pop("format") != FORMAT or values["kind"] not in get_args(Kind):
                 raise DataError("is of another kind or version", where=where)
-            found = cls(**told)
+            found = cls(**values)
             if [type(value) for value in asdict(found).values()] != [str, str, int, dict, dict, int, str]:
                 raise ValueError
             if not all(_HASH.fullmatch(digest) for digest in found.digests.values()):
@@ -87,12 +87,12 @@ class ArchiveContents:
             raise _damaged(where) from error
 
 
-def write(target: Path, sources: Iterable[tuple[str, Path]], **told: Any) -> ArchiveContents:
+def write(target: Path, sources: Iterable[tuple[str, Path]], **facts: Any) -> ArchiveContents:
     """A whole archive in one step.
 
     :param sources: the name of each file in the archive, and where it is now. A name may be a folder's.
     """
-    contents = begin(target, sources, **told)
+    contents = begin(target, sources, **facts)
     finish(target, contents)
     return contents
 
@@ -304,7 +304,7 @@ def move(
     target: Path,
     sources: Callable[[], Iterable[tuple[str, Path]]],
     give_up: Iterable[tuple[str, Path]],
-    told: Callable[[], Mapping[str, Any]],
+    facts: Callable[[], Mapping[str, Any]],
 ) -> ArchiveContents:
     """Pack a party and end it here. Killed at any moment, there is one that can act: this folder as it was, or what the
     archive holds after this was called again.
@@ -312,7 +312,7 @@ def move(
     :param state: the state folder, which is marked.
     :param give_up: what this folder could act with, such as keys, under their names in the archive: it is erased.
         Nothing is erased that the archive has not, byte for byte.
-    :param told: what the archive says of the party. Not asked again after a kill, when it may be half gone.
+    :param facts: what the archive says of the party. Not asked again after a kill, when it may be half gone.
     """
     mark = state / MOVED
     if mark.exists():
@@ -321,7 +321,7 @@ def move(
         contents = ArchiveContents.decode(mark.read_bytes(), str(mark))
         _check_files(partial(target), contents, lambda _, data: hashlib.sha256(data.read()).hexdigest())
     else:
-        contents = begin(target, sources(), kind="move", **told())
+        contents = begin(target, sources(), kind="move", **facts())
         files.write_atomically(mark, contents.encode(), mode=0o600)
     leaving = [(name, path) for name, path in give_up if path.exists()]
     for name, path in leaving:

@@ -248,10 +248,10 @@ def last_words(folder: Path) -> Iterator[None]:
     try:
         yield
     except ToolkitError as error:
-        said = f"{error} ({error.hint})" if error.hint else str(error)
-        NowFile(folder).stop(said[:MOST_WORDS], now_ms=time.time_ns() // 1_000_000)
+        text = f"{error} ({error.hint})" if error.hint else str(error)
+        NowFile(folder).stop(text[:MOST_WORDS], now_ms=time.time_ns() // 1_000_000)
         if isinstance(error, RollbackDetected):
-            seen = {"said": said[:MOST_WORDS], "at_ms": time.time_ns() // 1_000_000}
+            seen = {"said": text[:MOST_WORDS], "at_ms": time.time_ns() // 1_000_000}
             with contextlib.suppress(OSError):  # the error itself is what people must see
                 files.write_atomically(folder / SET_BACK, json.dumps(seen).encode() + b"\n", mode=0o600)
         raise

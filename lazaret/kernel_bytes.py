@@ -236,7 +236,7 @@ class Meter:
         self._open: dict[int, Flow] = {}
         self._counted = self._total = NOTHING
         self._opened = 0
-        self._beside = self._told = 0
+        self._beside = self._reported = 0
         self._link = link
         self._began = link() if link is not None else None
 
@@ -272,14 +272,14 @@ class Meter:
     @property
     def sent(self) -> int:
         """Bytes sent since the last `take`, as of the last look."""
-        return self._counted.out + self._beside - self._told
+        return self._counted.out + self._beside - self._reported
 
     def take(self) -> Reading:
         """Everything since the last time; counting starts again."""
         self.poll()
-        beside = None if self._began is None else self._beside - self._told
+        beside = None if self._began is None else self._beside - self._reported
         taken = Reading(self._counted, self._opened, beside)
-        self._counted, self._opened, self._told = NOTHING, 0, self._beside
+        self._counted, self._opened, self._reported = NOTHING, 0, self._beside
         return taken
 
 

@@ -142,8 +142,8 @@ class MlflowFiles:
 
     def _about(self, folder: Path, **values: object) -> None:
         """What is JSON is YAML."""
-        told = {"experiment_id": self._id, "lifecycle_stage": "active"} | values
-        lines = [f"{name}: {json.dumps(value)}\n" for name, value in told.items()]
+        entries = {"experiment_id": self._id, "lifecycle_stage": "active"} | values
+        lines = [f"{name}: {json.dumps(value)}\n" for name, value in entries.items()]
         _put(folder / "meta.yaml", "".join(lines).encode())
 
 

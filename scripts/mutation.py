@@ -134,8 +134,8 @@ def in_a_fork(test: str, mutant: Mutant | None = None) -> tuple[int, str]:
     child = os.fork()
     if child:
         os.close(here)
-        with open(there, encoding="utf-8") as told:
-            failed = told.read()
+        with open(there, encoding="utf-8") as file:
+            failed = file.read()
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), failed or test
     code, first = BROKEN, FirstFailure()
     try:

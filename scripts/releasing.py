@@ -74,15 +74,15 @@ class Distribution:
         try:
             with zipfile.ZipFile(path) as archive:
                 (entry,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
-                told = HeaderParser().parsestr(archive.read(entry).decode("utf-8", "replace"))
+                metadata = HeaderParser().parsestr(archive.read(entry).decode("utf-8", "replace"))
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             raise ConfigError(f"is not a wheel: {error}", where=str(path)) from None
-        classifiers = [line for line in told.get_all("Classifier", []) if line.startswith("License ::")]
-        stated = told["License-Expression"] or "; ".join(line.split(" :: ")[-1] for line in classifiers)
+        classifiers = [line for line in metadata.get_all("Classifier", []) if line.startswith("License ::")]
+        stated = metadata["License-Expression"] or "; ".join(line.split(" :: ")[-1] for line in classifiers)
         return cls(
-            name=re.sub(r"[-_.]+", "-", told["Name"]).lower(),
-            version=told["Version"],
-            license=stated or (told["License"] or "not stated").strip().splitlines()[0][:100],
+            name=re.sub(r"[-_.]+", "-", metadata["Name"]).lower(),
+            version=metadata["Version"],
+            license=stated or (metadata["License"] or "not stated").strip().splitlines()[0][:100],
             sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         )
 
@@ -167,14 +167,14 @@ def bill_of_materials(found: list[Distribution], role: str, version: str) -> byt
         for one in sorted(found, key=lambda one: one.name)
     ]
     about = {"type": "application", "name": f"lazaret[{role}]", "version": version, "bom-ref": f"lazaret[{role}]"}
-    told = {
+    metadata = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": about},
         "components": components,
     }
-    return json.dumps(told, indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(metadata, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def installed_megabytes(folder: Path, target: Path) -> float:
@@ -289,8 +289,8 @@ def _weight_key(role: str) -> str:
 def _run(command: list[str], **how: Any) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, **how)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise ConfigError(f"{' '.join(command[:4])} failed: {' / '.join(said[-3:])}", where="release")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise ConfigError(f"{' '.join(command[:4])} failed: {' / '.join(output[-3:])}", where="release")
 
 
 def _git(*words: str) -> str:

@@ -63,7 +63,7 @@ def evaluate(config_path: Path, model: Any, alone: bool, html: Path | None, as_j
         emit(figures | {"isolation": place.isolation.to_json()})
     else:
         click.echo(as_text(figures))
-        _tell(place)
+        _say_isolation(place)
 
 
 @click.command()
@@ -117,7 +117,7 @@ def predict(
             say(f"{summary.ignored} other files were skipped")
         if temperature is None:
             say(f"not calibrated: {why_no_temperature(predictor.place.recipe.config.labels)}")
-        _tell(place)
+        _say_isolation(place)
     if summary.problems or summary.unreported:
         sys.exit(1)
 
@@ -178,7 +178,7 @@ def export(
     if HOSPITAL_ONLY in written["files"]:
         say(f"{HOSPITAL_ONLY} holds exact figures, which epsilon does not cover: it stays at the hospital")
     say("the files hold layers fitted to this hospital's patients: treat them as such")
-    _tell(place)
+    _say_isolation(place)
 
 
 @click.command()
@@ -205,7 +205,7 @@ def curves(config_path: Path, folder: Path, track: str) -> None:
     say(f"{len(points)} rounds written to {folder}; these figures are exact, and for this hospital only")
 
 
-def _tell(place: Workplace) -> None:
+def _say_isolation(place: Workplace) -> None:
     """One line on what could reach what. Where something could, a warning has said it already."""
     if place.isolation.complete:
         say(place.isolation.sentence)

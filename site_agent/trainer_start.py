@@ -64,7 +64,7 @@ class TrainerStart:
     def outdates(self, newer: Manifest) -> bool:
         """Go on with a newer manifest; whether it matters to a trainer. Who takes part does not."""
         before, self._in_force = self._in_force, newer
-        return _told(before) != _told(newer)
+        return _given(before) != _given(newer)
 
     @property
     def asked(self) -> IsolationMode:
@@ -107,7 +107,7 @@ class TrainerStart:
             )
 
 
-def _told(manifest: Manifest) -> tuple[object, ...]:
+def _given(manifest: Manifest) -> tuple[object, ...]:
     """What of a manifest a trainer works by."""
     return manifest.model, manifest.training, manifest.privacy, manifest.aggregation.layout, manifest.timing.train
 

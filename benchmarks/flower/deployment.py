@@ -51,8 +51,8 @@ class Deployment:
         self._make_certificates()
         home = self.folder / "home"
         home.mkdir()
-        told = f'address = "{self.address}"\nroot-certificates = "{self.folder / "ca.pem"}"\n'
-        (home / "config.toml").write_text(f'[superlink]\ndefault = "bench"\n\n[superlink.bench]\n{told}')
+        connection = f'address = "{self.address}"\nroot-certificates = "{self.folder / "ca.pem"}"\n'
+        (home / "config.toml").write_text(f'[superlink]\ndefault = "bench"\n\n[superlink.bench]\n{connection}')
         try:
             self._start_link()
             for number in range(self.sites):

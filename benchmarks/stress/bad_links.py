@@ -151,8 +151,8 @@ class _Router:
             self._give(time.monotonic())
 
     def _look(self, now: float) -> None:
-        told: dict[str, dict[str, Any]] = json.loads(self._file.read_text())
-        self._links = [Link(**values) for values in told.values()]
+        described: dict[str, dict[str, Any]] = json.loads(self._file.read_text())
+        self._links = [Link(**values) for values in described.values()]
         self._read = now + LOOK_SECONDS
 
     def _take(self, source: int, packet: bytes) -> None:

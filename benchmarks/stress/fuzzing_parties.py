@@ -47,10 +47,10 @@ class Tally:
 
     def __init__(self, home: Path) -> None:
         self._home, self._path = home, home / "fuzz.json"
-        told = json.loads(self._path.read_text()) if self._path.exists() else {}
-        self.phases = Counter(told.get("phases", {}))
-        self.kinds = Counter(told.get("kinds", {}))
-        self.starts = told.get("lives", 0) + 1
+        kept = json.loads(self._path.read_text()) if self._path.exists() else {}
+        self.phases = Counter(kept.get("phases", {}))
+        self.kinds = Counter(kept.get("kinds", {}))
+        self.starts = kept.get("lives", 0) + 1
 
     @property
     def calm(self) -> bool:

@@ -73,7 +73,7 @@ class Verdict:
                 self.faults.append(f"{party.name} shows a traceback: {said[at : at + 2000]}")
 
     @property
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         return {"ok": not self.faults, "faults": self.faults} | self.figures
 
 

@@ -305,8 +305,8 @@ def read_rsna_labels(table: Path, slices: Iterable[str]) -> dict[str, list[str]]
             raise DataError("not a row of the challenge's table", where=where, hint=hint)
         if known[image].setdefault(bleeding, value.strip()) != value.strip():
             raise DataError("an earlier row says the opposite about this slice", where=where)
-    for number, told in enumerate(known.values()):
-        if missing := [name for name in ICH_CLASSES if name not in told]:
+    for number, row in enumerate(known.values()):
+        if missing := [name for name in ICH_CLASSES if name not in row]:
             hint = f"the table has nothing about {', '.join(missing)}; copy {table.name} again"
             raise DataError(f"slice {number} of the split file is not fully labelled", where=table.name, hint=hint)
-    return {image: [name for name in ICH_CLASSES if told[name] == "1"] for image, told in known.items()}
+    return {image: [name for name in ICH_CLASSES if row[name] == "1"] for image, row in known.items()}

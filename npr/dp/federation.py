@@ -79,9 +79,9 @@ class PrivateSchedule:
         settings = PrivateSettings(
             steps=1, rate=1.0, prototypes_sigma=None, trainable=self.trainable, views=self.views, noise="shared"
         )
-        told = Recipe(config=config, seed=0, image_size=1).settings()
+        recipe_settings = Recipe(config=config, seed=0, image_size=1).settings()
         clip = self.schedule.clip
-        shared = settings.shared_noise(layout, clip=clip, settings=told, weights="samples", honest=honest)
+        shared = settings.shared_noise(layout, clip=clip, settings=recipe_settings, weights="samples", honest=honest)
         schedule = replace(self.schedule, shared=shared)
         multiplier = propose_multiplier(schedule, epsilon=self.cap, delta=self.delta)
         return replace(self, schedule=replace(schedule, multiplier=multiplier))

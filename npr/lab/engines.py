@@ -383,13 +383,13 @@ def main() -> int:
         Settings.model_validate(job["settings"]),
         Cell.model_validate(job["cell"]),
         Path(job["directory"]),
-        on_round=lambda number, text: _tell({"round": number, "text": text}),
+        on_round=lambda number, text: _report({"round": number, "text": text}),
     )
-    _tell({"error": error} if error else {"done": True})
+    _report({"error": error} if error else {"done": True})
     return 1 if error else 0
 
 
-def _tell(message: dict[str, Any]) -> None:
+def _report(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 

@@ -322,9 +322,9 @@ def tracked(cell: Json, now_ms: int) -> TrackedRun:
         points.append((entry["round"], figures | _flat("validation", entry.get("validation", {}))))
     last = points[-1][1] if points else {}
     last |= _flat("validation", cell["validation"]) | _flat("test", cell.get("final", {}))
-    told = {name: str(cell[name]) for name in ("method", "variant", "seed", "fold", "config_hash", "device")}
+    about = {name: str(cell[name]) for name in ("method", "variant", "seed", "fold", "config_hash", "device")}
     options = {f"options/{name}": str(value) for name, value in cell["options"].items()}
-    return TrackedRun(name=cell["slug"], points=points, settings=told | options, written_ms=now_ms)
+    return TrackedRun(name=cell["slug"], points=points, settings=about | options, written_ms=now_ms)
 
 
 def _flat(side: str, by_kind: Json) -> dict[str, float]:

@@ -298,15 +298,15 @@ def _table_e(results: Json, dataset: Dataset) -> str:
     at = 0 if dataset == "isic" else 2
     for label, method, figures, gains in TABLE_E:
         ours, without = _find(results, method), _find(results, _without_npr(method))
-        told = [_with_gain(results, ours, without, figure) for figure in ("mean_bacc", "mean_bauc")]
+        with_gains = [_with_gain(results, ours, without, figure) for figure in ("mean_bacc", "mean_bauc")]
         rows.append(
             (
                 label,
                 f"{figures[at]:.1f} ({gains[at]:+.1f})",
-                told[0],
+                with_gains[0],
                 *_of_what(ours),
                 f"{figures[at + 1]:.1f} ({gains[at + 1]:+.1f})",
-                told[1],
+                with_gains[1],
             )
         )
     return f"### Table E: NPR added to other methods ({dataset.upper()})\n\n{markdown(header, rows)}\n"

@@ -163,8 +163,8 @@ class ImageFacts:
 
     @classmethod
     def of(cls, name: str) -> ImageFacts:
-        (told,) = json.loads(podman("image", "inspect", name))
-        return cls(name=name, digest=told["Digest"], megabytes=round(told["Size"] / 1e6, 1))
+        (described,) = json.loads(podman("image", "inspect", name))
+        return cls(name=name, digest=described["Digest"], megabytes=round(described["Size"] / 1e6, 1))
 
 
 class ContainerFederation(TypedFederation):
@@ -214,7 +214,7 @@ class ContainerFederation(TypedFederation):
     def _start(self, name: str, role: str, *words: str, mounts: Sequence[str]) -> None:
         self.running[name] = self.workshop.start(name, self.images[role].name, *words, mounts=mounts)
 
-    def said(self, name: str) -> str:
+    def output_of(self, name: str) -> str:
         done = subprocess.run(
             ["podman", "logs", self.running[name]], capture_output=True, text=True, timeout=60, check=False
         )
@@ -224,7 +224,7 @@ class ContainerFederation(TypedFederation):
         output = self.workshop.folder / f"{name}.log"
 
         def look() -> bool:
-            output.write_text(self.said(name))
+            output.write_text(self.output_of(name))
             time.sleep(1.0)  # each look starts a process
             return words in output.read_text()
 
@@ -271,16 +271,16 @@ class ContainerFederation(TypedFederation):
         return accepted == [("second", "policy", True)] and kept == ["1.safetensors"]
 
     def _status(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(
+        described: dict[str, Any] = json.loads(
             podman("exec", self.running["coordinator"], "coordinator", "status", "--json")
         )
-        return told
+        return described
 
     def _over(self, rounds: int, run: str = "containers") -> bool:
         """All rounds are published and the last sum is checked."""
         time.sleep(2.0)
-        told = self._status()
-        return told["run"] == run and told["completed"] >= rounds and told["unchecked"] is None
+        described = self._status()
+        return described["run"] == run and described["completed"] >= rounds and described["unchecked"] is None
 
     def healthy(self) -> int:
         """How many of the four that have a health check pass it."""
@@ -294,7 +294,7 @@ class ContainerFederation(TypedFederation):
         for names, patience in ((agents, 60), (["coordinator"], 60), (trainers, 5)):
             podman("stop", "--time", patience, *(self.running[name] for name in names), seconds=240)
         for name in self.running:
-            (self.workshop.folder / f"{name}.log").write_text(self.said(name))
+            (self.workshop.folder / f"{name}.log").write_text(self.output_of(name))
 
 
 def compared(federation: ContainerFederation, releases: Path) -> dict[str, Any]:

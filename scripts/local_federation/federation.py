@@ -169,10 +169,10 @@ def free_port() -> int:
 
 def command(which: click.Command, *words: object) -> str:
     """Run one of our commands in this process; what it says to people is not shown. Returns its standard output."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
         which.main([str(word) for word in words], standalone_mode=False)
-    return said.getvalue()
+    return output.getvalue()
 
 
 LEGAL_BASIS: Final = "none: generated or public images"
@@ -249,8 +249,8 @@ class FederationFolders:
         Only the coordinator is given the file. It passes the manifest on to the sites when they connect.
         """
         for name in self.sources:
-            told = json.loads(command(site_command, "--config", self.site(name) / "site.toml", "draw", "--json"))
-            self.secrets[told["site"]] = told["secret"]
+            drawn = json.loads(command(site_command, "--config", self.site(name) / "site.toml", "draw", "--json"))
+            self.secrets[drawn["site"]] = drawn["secret"]
         self.publish()
         config = self.coordinator / "coordinator.toml"
         command(coordinator_command, "join", "--manifest", self.manifest, "--config", config)

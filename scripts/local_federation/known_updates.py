@@ -99,7 +99,7 @@ class NumberLearner:
 
     def __init__(self, site: str, home: Path | None = None) -> None:
         self._site = site
-        self._work, self._doubts = (float(_told(home, name) or 0) for name in ("work", "doubts"))
+        self._work, self._doubts = (float(_setting(home, name) or 0) for name in ("work", "doubts"))
         self._scores: dict[bytes, float] = {}
 
     def train(self, round_number: int, state: Vector) -> LocalResult:
@@ -124,7 +124,7 @@ class NumberLearner:
         pass
 
 
-def _told(home: Path | None, name: str) -> str | None:
+def _setting(home: Path | None, name: str) -> str | None:
     return (home / name).read_text() if home is not None and (home / name).exists() else None
 
 

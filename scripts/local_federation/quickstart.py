@@ -90,7 +90,7 @@ class TypedFederation:
         self.give(self.folder)
         address = f"{HOST}:{self.port}"
         self.typed(*model_words(ROUNDS, seed=0, out="initial.safetensors"))
-        told = json.loads(self.typed("coordinator", "consortium", "init", "lesions", *CONSORTIUM, "--json"))
+        printed = json.loads(self.typed("coordinator", "consortium", "init", "lesions", *CONSORTIUM, "--json"))
         shutil.copyfile(self.folder / "initial.safetensors", self.folder / "consortium" / "initial.safetensors")
         member = ("--federation", "lesions", "--name")
         self.typed("coordinator", "coordinator", "init", "hub", *member, "hub", "--host", HOST, "--listen", address)
@@ -107,7 +107,7 @@ class TypedFederation:
             program, file = ("coordinator", "coordinator") if name == "hub" else ("site-agent", "site")
             self.typed(
                 role_of(name), program, "join", f"consortium/kits/{name}.kit",
-                "--root-fingerprint", told["root_fingerprint"], "--config", f"{name}/{file}.toml",
+                "--root-fingerprint", printed["root_fingerprint"], "--config", f"{name}/{file}.toml",
             )  # fmt: skip
         for site in SITES:
             self.set_up(self.folder / site / "site.toml")
@@ -147,8 +147,8 @@ def starts(history: LogHistory) -> list[Mapping[str, Any]]:
 def sboms_as_logged(histories: Mapping[str, LogHistory], bills: Mapping[str, Path]) -> bool:
     """:param bills: the bill of materials of each role."""
     digests = {role: hashlib.sha256(path.read_bytes()).hexdigest() for role, path in bills.items()}
-    told = {name: {body["sbom"] for body in starts(history)} for name, history in histories.items()}
-    return all(told[name] == {digests[role_of(name)]} for name in histories)
+    printed = {name: {body["sbom"] for body in starts(history)} for name, history in histories.items()}
+    return all(printed[name] == {digests[role_of(name)]} for name in histories)
 
 
 # Rounds among the environments of a release: the coordinator in its own, three sites in theirs, the audit in a third.
@@ -219,8 +219,8 @@ class InstalledFederation(TypedFederation):
             if party.code is not None:
                 raise WaitFailed(f"{party.name} ended with {party.code}\n{party.text()[-2000:]}")
         done = self.called("coordinator", "coordinator", "status", "--json", "--config", "hub/coordinator.toml")
-        told = json.loads(done.stdout) if done.returncode == 0 else {"completed": 0, "unchecked": None}
-        return told["completed"] >= ROUNDS and told["unchecked"] is None
+        printed = json.loads(done.stdout) if done.returncode == 0 else {"completed": 0, "unchecked": None}
+        return printed["completed"] >= ROUNDS and printed["unchecked"] is None
 
 
 def try_release(folder: Path, environments: Mapping[str, Path], bills: Mapping[str, Path]) -> dict[str, Any]:

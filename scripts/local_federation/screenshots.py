@@ -176,8 +176,8 @@ def federations(folder: Path) -> Iterator[tuple[str, Path, list[Path]]]:
     yield "tampered", clean.root_key, [changed if path.name == "graz" else path for path in clean.folders]
 
     lax = Federation.make(folder / "non-compliant")
-    told = dataclasses.replace(data_opened("vienna"), purpose="marketing", legal_basis="not stated")
-    lax.members["vienna"].log.append(told, run=lax.run)
+    opened = dataclasses.replace(data_opened("vienna"), purpose="marketing", legal_basis="not stated")
+    lax.members["vienna"].log.append(opened, run=lax.run)
     lax.play(4)
     lax.stop()
     yield "non-compliant", lax.root_key, lax.folders

@@ -247,14 +247,14 @@ def audited(folders: dict[str, Path], root: Path, *, lost: str) -> tuple[dict[st
     keys = keys_of([*folders.values()], root)
     crossed = cross(list(folders.values()), keys, lost=(lost,))
     logs = {
-        name: {"entries": log.size, "bytes": used_bytes(log.folder), **told(log.findings)}
+        name: {"entries": log.size, "bytes": used_bytes(log.folder), **finding_codes(log.findings)}
         for name, log in zip(folders, crossed.logs, strict=True)
     }
     matched = {"messages_matched": crossed.matched, "receipts_fitting": crossed.receipts, "log_lost": lost}
-    return logs, matched | told(crossed.joint)
+    return logs, matched | finding_codes(crossed.joint)
 
 
-def told(findings: Sequence[Finding]) -> dict[str, Any]:
+def finding_codes(findings: Sequence[Finding]) -> dict[str, Any]:
     codes = Counter(f"{finding.severity.value}:{finding.code}" for finding in findings)
     return {"clean": exit_code(findings) == 0, "findings": dict(codes)}
 

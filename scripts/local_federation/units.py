@@ -141,13 +141,13 @@ class OwnSystem:
 
     def state(self) -> str:
         try:
-            told = subprocess.run(
+            shown = subprocess.run(
                 ["nsenter", "-t", str(self.first), "-a", "--", "systemctl", "is-system-running"],
                 capture_output=True, text=True, timeout=30, check=False,
             )  # fmt: skip
         except WaitFailed:
             return "starting"
-        return told.stdout.strip()
+        return shown.stdout.strip()
 
     def shown(self, unit: str) -> dict[str, str]:
         wanted = "ActiveState,NRestarts,Result,Type"

@@ -162,9 +162,9 @@ class ArchiveClient:
         kind = f'multipart/related; type="application/dicom"; boundary={boundary}'
 
         def take(answer: http.client.HTTPResponse) -> None:
-            told = self._json(answer)
-            stored = _items(told, _STORED)
-            if _items(told, _FAILED) or [value_of(item, _REFERENCED) for item in stored] != [instance]:
+            report = self._json(answer)
+            stored = _items(report, _STORED)
+            if _items(report, _FAILED) or [value_of(item, _REFERENCED) for item in stored] != [instance]:
                 raise ArchiveObjectError("the archive did not store the report", hint="its own log says why")
 
         self._ask("POST", "/studies", {"Accept": _JSON, "Content-Type": kind}, take, body)

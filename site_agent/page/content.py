@@ -70,7 +70,7 @@ def classes(path: Path) -> dict[str, Any] | None:
 
 
 # Of each finding what the page shows; `site-agent evaluate --html` has the rest.
-_TOLD: Final = (
+_SHOWN_FIGURES: Final = (
     "name", "operating_point", "units", "units_with_finding", "sensitivity", "sensitivity_interval", "specificity",
     "specificity_interval", "ppv", "ppv_interval", "npv", "npv_interval", "auc", "auc_interval", "pr_auc",
     "pr_auc_interval", "calibration", "decision", "subgroups",
@@ -81,12 +81,12 @@ def evaluation(path: Path) -> dict[str, Any] | None:
     """What a clinician asks for, as the last `site-agent evaluate` kept it; None before the first."""
     try:
         figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        told = {name: figures[name] for name in ("model", "round", "private", "operating_rule", "clinical_side")}
+        shown = {name: figures[name] for name in ("model", "round", "private", "operating_rule", "clinical_side")}
         unit = figures[figures["clinical_side"]]["unit_kind"] if figures["clinical"] else "image"
-        findings = [{name: one[name] for name in _TOLD if name in one} for one in figures["clinical"]]
+        findings = [{name: one[name] for name in _SHOWN_FIGURES if name in one} for one in figures["clinical"]]
     except (FileNotFoundError, json.JSONDecodeError, KeyError):
         return None
-    return told | {"unit": unit, "findings": findings}
+    return shown | {"unit": unit, "findings": findings}
 
 
 def newest_memory(folder: Path) -> Path | None:

@@ -93,7 +93,7 @@ LIMITS: Final = """\
 
 
 HOSPITAL_ONLY: Final = "hospital-only.md"
-NOT_TOLD: Final = f"""\
+NOT_SHOWN: Final = f"""\
 This hospital trains under differential privacy. Exact figures of its images are not covered by epsilon, and so they
 are not in this card: accuracy, recall of each class, numbers of images and the calibration are in
 `{HOSPITAL_ONLY}`, which stays at the hospital. The files predict without a temperature of this hospital and for
@@ -124,13 +124,13 @@ def model_card(
         _section("How it was trained", _table(_training(predictor, history))),
         _section("Settings", _table(sorted(manifest.training.settings.items()))),
         _section("Privacy", _privacy(predictor, history)),
-        _section("How good it is here", _figures(figures) if manifest.privacy is None else NOT_TOLD),
+        _section("How good it is here", _figures(figures) if manifest.privacy is None else NOT_SHOWN),
         _section(
             "Files",
             _table((f"`{name}`", f"`{digest}`") for name, digest in files.items()),
             _checked(sidecar, "of this hospital" if manifest.privacy is None else "of noise"),
         ),
-        _section("Sources of this card", _table(_grounds(predictor, history)), _verdict(history)),
+        _section("Sources of this card", _table(_sources(predictor, history)), _verdict(history)),
         _section("Intended use", USE),
         _section("Limits", LIMITS),
     ]
@@ -269,7 +269,7 @@ def _checked(sidecar: Mapping[str, Any], whose: str) -> str:
     )
 
 
-def _grounds(predictor: Predictor, history: ModelHistory) -> list[tuple[str, Any]]:
+def _sources(predictor: Predictor, history: ModelHistory) -> list[tuple[str, Any]]:
     manifest = predictor.place.manifest
     rows: list[tuple[str, Any]] = [
         ("manifest", f"version {manifest.version}, SHA-256 `{manifest.digest.hex()}`"),

@@ -375,7 +375,7 @@ class Predictor:
         cosine, place = (functional.normalize(features, dim=1) @ to_host(prototypes.vectors).T).max(dim=1)
         owners, names = to_host(prototypes.owners).tolist(), self.class_names
         if self.many:
-            names = tuple(f"{said}{name}" for name in names for said in ("no ", ""))
+            names = tuple(f"{prefix}{name}" for name in names for prefix in ("no ", ""))
         return [
             (names[owners[at]], at - owners.index(owners[at]) + 1, near)
             for at, near in zip(to_host(place).tolist(), to_host(cosine).tolist(), strict=True)

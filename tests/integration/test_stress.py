@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.long  # what it meets depends on the machine's timing
 def test_two_thousand_false_messages_change_nothing(tmp_path: Path) -> None:
-    found = fuzz.run(2000, seed=1, seconds=400, folder=tmp_path).told
+    found = fuzz.run(2000, seed=1, seconds=400, folder=tmp_path).report
     assert found["ok"] and found["complete"], found
     # Both ends were spoken to in every phase of a round, with messages that are false and with bytes that are none.
     for end in (found["to_coordinator"], found["to_site"]):
@@ -63,7 +63,7 @@ def test_damaged_bytes_are_not_taken() -> None:
 @pytest.mark.long  # what it meets depends on the machine's timing
 @pytest.mark.skipif(bad_links.why_not() is not None, reason="no links between namespaces here")
 def test_a_storm_of_a_few_seconds(tmp_path: Path) -> None:
-    found = chaos.run(6, seed=3, sites=4, folder=tmp_path).told
+    found = chaos.run(6, seed=3, sites=4, folder=tmp_path).report
     assert found["ok"], found["faults"]
     assert sum(found["happened"].values()) >= 2 and found["results"] >= 3
 
@@ -89,7 +89,7 @@ def test_a_link_delays_loses_and_is_cut(tmp_path: Path) -> None:
 
 
 def test_a_few_rounds_leave_what_they_should(tmp_path: Path) -> None:
-    found = soak.run(6, seed=4, seconds=300, sites=4, ask=False, folder=tmp_path).told
+    found = soak.run(6, seed=4, seconds=300, sites=4, ask=False, folder=tmp_path).report
     assert found["ok"] and found["complete"], found
     assert found["per_round"]["coordinator_log_kb"] > 0 and sum(found["members"].values()) >= 1
 
@@ -103,7 +103,7 @@ def test_a_restart_is_no_leak_and_a_leak_over_restarts_is_one() -> None:
 
 
 def test_a_small_crowd(tmp_path: Path) -> None:
-    found = crowd.run([6], 20_000, 300, tmp_path).told
+    found = crowd.run([6], 20_000, 300, tmp_path).report
     assert found["ok"], found["faults"]
     (row,) = found["crowds"]
     assert row["exact"] and row["site_processor_s"] > 0 and row["uploaded_mb_per_site"] > 0.06
@@ -111,7 +111,7 @@ def test_a_small_crowd(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_crowd_costs_each_site_no_more_than_in_proportion(tmp_path: Path) -> None:
-    found = crowd.run([5, 20], 400_000, 500, tmp_path).told
+    found = crowd.run([5, 20], 400_000, 500, tmp_path).report
     assert found["ok"], found["faults"]
 
 

@@ -43,16 +43,16 @@ def main(grid: Any, context: Context) -> None:
     secure = SecAggPlusWorkflow(
         num_shares=sites, reconstruction_threshold=int(settings["threshold"]), clipping_range=1.0, timeout=240
     )
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
 
     def timed(driver: Any, inner: Any) -> None:
         while len(list(driver.get_node_ids())) < sites:
             time.sleep(0.05)
         begun = time.monotonic()
         secure(driver, inner)
-        told["seconds"] = time.monotonic() - begun
+        report["seconds"] = time.monotonic() - begun
 
     DefaultWorkflow(fit_workflow=timed)(grid, legacy)
     found = strategy.aggregate
-    told["exact"] = found is not None and bool(np.abs(parameters_to_ndarrays(found)[0] - vector).max() < 1e-5)
-    Path(str(settings["out"])).write_text(json.dumps(told))
+    report["exact"] = found is not None and bool(np.abs(parameters_to_ndarrays(found)[0] - vector).max() < 1e-5)
+    Path(str(settings["out"])).write_text(json.dumps(report))
