@@ -25,7 +25,7 @@ from npr.methods import registry
 from npr.methods.base import Kind
 from npr.methods.site import Site
 from npr.metrics import Predictions
-from npr.model import ModelSpec, SplitModel, normalisation
+from npr.model import ModelSpec, SplitModel
 from npr.params import Aggregator, Contribution, ParameterManifest, PlainAggregator, sum_extras
 from npr.training import LocalReport
 
@@ -87,18 +87,8 @@ class Federation:
         self.model = device.placed(self.method.build_model(spec))
         self.round = 0
         self.finished = False
-        mean, std = normalisation(spec)
         self.sites = tuple(
-            Site(
-                name=site.name,
-                train=site.train,
-                model=copy.deepcopy(self.model),
-                config=config,
-                seed=seed,
-                mean=mean,
-                std=std,
-                device=device,
-            )
+            Site.of(site.name, site.train, copy.deepcopy(self.model), spec, config, seed=seed, device=device)
             for site in dataset.sites
         )
 

@@ -22,7 +22,7 @@ from npr.device import PROCESSOR, Device, to_host
 from npr.dp.private_site import PrivateTraining
 from npr.federation import Federation, RoundReport
 from npr.methods.site import Site
-from npr.model import ModelSpec, normalisation
+from npr.model import ModelSpec
 from npr.params import Aggregator, Contribution, ParameterManifest
 from npr.recipe import Recipe
 from npr.training import LocalReport
@@ -154,15 +154,12 @@ class PrivateFederation(Federation):
         return terms_for(plan.schedule, population=f"lab/{site.name}", unit=unit, cap=plan.cap, delta=plan.delta)
 
     def _training(self, site: Site) -> PrivateTraining:
-        mean, std = normalisation(self.spec)
         training = PrivateTraining(
             self.method,
             site,
             schedule=self._plan.schedule,
             books=self._ledgers[site.name],
             run="lab",
-            mean=mean,
-            std=std,
             dimensions=self._plan.dimensions,
             micro_batch=self._plan.micro_batch,
             views=self._plan.views,

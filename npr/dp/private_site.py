@@ -323,8 +323,6 @@ class PrivateTraining:
         schedule: Schedule,
         books: Bookings,
         run: str,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
         dimensions: int = 64,
         micro_batch: int = 64,
         engine: Engine = "auto",
@@ -336,7 +334,7 @@ class PrivateTraining:
         # Before anything is booked: a model whose gradients cannot be clipped exactly is never trained.
         size = site.train.images.shape[1]
         wanted: Engine = "opacus" if schedule.shared is not None else engine
-        self.engine = proven or check_exact(site.model, wanted, channels=len(mean), image_size=size)
+        self.engine = proven or check_exact(site.model, wanted, channels=len(site.mean), image_size=size)
         unit = books.state.terms.unit
         if unit.value != site.train.unit_kind:
             raise PolicyViolation(
@@ -346,7 +344,6 @@ class PrivateTraining:
         self._method, self._site, self._schedule, self._books, self._run = method, site, schedule, books, run
         self._reservation: Reservation | None = None
         self._noise = NoiseSource()
-        self._mean, self._std = mean, std
         regularisation = Regularisation(
             weight=config.lambda_npr,
             temperature=config.temperature,
@@ -384,10 +381,7 @@ class PrivateTraining:
         The report holds steps and time only: losses and hits of the drawn records are not released.
         """
         started = time.perf_counter()
-        # A site's first round is not the run's if it came late, and is its first again if it lost what it had released.
-        first = self.rounds.counts is None
-        events = self._schedule.round_events(round_number, first=first)
-        reservation = self._books.reserve(run=self._run, round_number=round_number, events=events, noise=NoiseSource())
+        reservation = self._reserve(round_number)
         with self._site.device.memory_for(self.rounds.micro_batch, private=True):
             done = self.rounds.train(self._site.model, self._site.optimizer(round_number), reservation)
         self._books.commit(reservation)
@@ -397,12 +391,16 @@ class PrivateTraining:
 
     def shared_round(self, round_number: int) -> NDArray[np.int64]:
         """Reserve, compute, commit: the whole numbers that are masked and summed, and used for nothing else."""
-        events = self._schedule.round_events(round_number, first=self.rounds.counts is None)
-        reservation = self._books.reserve(run=self._run, round_number=round_number, events=events, noise=NoiseSource())
+        reservation = self._reserve(round_number)
         with self._site.device.memory_for(self.rounds.micro_batch, private=True):
             upload = self.rounds.shared_step(self._site.model, reservation, round_number)
         self._books.commit(reservation)
         return upload
+
+    def _reserve(self, round_number: int) -> Reservation:
+        # A site's first round is not the run's if it came late, and is its first again if it lost what it had released.
+        events = self._schedule.round_events(round_number, first=self.rounds.counts is None)
+        return self._books.reserve(run=self._run, round_number=round_number, events=events, noise=NoiseSource())
 
     def contribution(self, round_number: int) -> Contribution:
         """The site's vector, weighted with its *noisy* size."""
@@ -432,8 +430,8 @@ class PrivateTraining:
         batches = Batches(
             chosen,
             batch_size=max(1, len(indices)),
-            mean=self._mean,
-            std=self._std,
+            mean=self._site.mean,
+            std=self._site.std,
             augment=augmentation,
             seed=(seed,),
             device=self._site.device,

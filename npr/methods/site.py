@@ -14,7 +14,7 @@ from npr.data.dataset import Samples
 from npr.data.loader import Augmentation, Batches, Sampler
 from npr.device import PROCESSOR, Device, to_host
 from npr.distributed import ALONE, Group
-from npr.model import SplitModel
+from npr.model import ModelSpec, SplitModel, normalisation
 from npr.prototypes import Prototypes
 from npr.seeds import derive
 from npr.task import check_samples, task_of
@@ -31,6 +31,7 @@ class Site:
     A local round is a function of the received vector, this memory, the data, the configuration, the seed and the
     round's number, so that the lab and a real federation compute the same numbers.
 
+    :ivar mean: and `std` of the channels, by which images are normalised.
     :ivar kept: tensors a method keeps over rounds (a previous model, for instance), by name; on the host.
     :ivar group: the processes that do this site's local work together.
     :ivar within_round: what a method needs until the round's end and no longer (a frozen copy, for instance).
@@ -65,8 +66,24 @@ class Site:
         self.within_round: dict[str, Any] = {}
         self._optimizers: dict[str, Optimizer] = {}
         self._saved: dict[str, dict[str, Tensor]] = {}
-        self._mean, self._std = mean, std
+        self.mean, self.std = mean, std
         self._read: tuple[Tensor, Tensor, Tensor, torch.dtype | None] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        train: Samples,
+        model: SplitModel,
+        spec: ModelSpec,
+        config: TrainConfig,
+        *,
+        seed: int,
+        device: Device = PROCESSOR,
+    ) -> Site:
+        """A site whose images are normalised as the network of `spec` wants them."""
+        mean, std = normalisation(spec)
+        return cls(name=name, train=train, model=model, config=config, seed=seed, mean=mean, std=std, device=device)
 
     def __repr__(self) -> str:
         return f"<Site {self.name}, {len(self.train)} images>"
@@ -76,8 +93,8 @@ class Site:
         return Batches(
             samples,
             batch_size=min(READING_BATCH, self.device.micro_batch or READING_BATCH),
-            mean=self._mean,
-            std=self._std,
+            mean=self.mean,
+            std=self.std,
             group=self.group,
             device=self.device,
         )
@@ -87,8 +104,8 @@ class Site:
         return Batches(
             self.train,
             batch_size=self.config.batch_size,
-            mean=self._mean,
-            std=self._std,
+            mean=self.mean,
+            std=self.std,
             augment=AUGMENTATIONS[self.config.augmentation],
             seed=(derive(self.seed, self.name, round_number, "epoch", *part),),
             shuffle=True,
@@ -150,8 +167,8 @@ class Site:
             model=model,
             config=self.config,
             seed=self.seed,
-            mean=self._mean,
-            std=self._std,
+            mean=self.mean,
+            std=self.std,
             device=self.device,
         )
         other.remember(self.memory() | {f"model/{name}": tensor for name, tensor in model.state_dict().items()})

@@ -29,7 +29,6 @@ from npr.metrics import (
     recalls,
     with_temperature,
 )
-from npr.model import normalisation
 from npr.recipe import Recipe
 from npr.wire_layout import build_initial, spec_of
 from security.identity.manifest import Manifest
@@ -284,18 +283,8 @@ def train_alone(
     """Probabilities for the test images, of a model that has seen this hospital's training images only."""
     spec = spec_of(manifest.model.architecture, len(manifest.model.classes), recipe)
     method = Local(recipe.config, name="local", npr=registry.get(manifest.training.method).npr)
-    mean, std = normalisation(spec)
     model = build_initial(method, spec, initial.tensors)
-    site = Site(
-        name=data.name,
-        train=data.train,
-        model=model,
-        config=recipe.config,
-        seed=recipe.seed,
-        mean=mean,
-        std=std,
-        device=device,
-    )
+    site = Site.of(data.name, data.train, model, spec, recipe.config, seed=recipe.seed, device=device)
     for number in range(1, rounds + 1):
         method.local_round(site, number)
         if tell is not None:

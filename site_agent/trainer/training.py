@@ -31,7 +31,7 @@ from npr.methods import registry
 from npr.methods.base import Kind, Method
 from npr.methods.site import Site
 from npr.metrics import answered, balanced_accuracy, balanced_auc, confusion_matrix, cross_entropy
-from npr.model import SplitModel, normalisation
+from npr.model import SplitModel
 from npr.params import ParameterManifest
 from npr.recipe import check_code, recipe_of
 from npr.seeds import secret_seed
@@ -89,18 +89,9 @@ class Trainer:
         self.method = registry.build(recipe.config)
         ever_shared(self.method, manifest.training.rounds)  # refuses a method that has no place on a wire
         model = build_initial(self.method, spec, initial.tensors)
-        self.mean, self.std = normalisation(spec)
         self.wire = WireModel(manifest.aggregation.layout, model)
-        self.site = Site(
-            name=data.name,
-            train=data.train,
-            model=model,
-            config=recipe.config,
-            seed=secret_seed(recipe.seed, data_key),
-            mean=self.mean,
-            std=self.std,
-            device=device,
-        )
+        seed = secret_seed(recipe.seed, data_key)
+        self.site = Site.of(data.name, data.train, model, spec, recipe.config, seed=seed, device=device)
         self._promised = manifest.privacy is not None
         self._rounds = manifest.training.rounds
         self.data = data
@@ -331,8 +322,6 @@ class PrivateTrainer(Trainer):
             schedule=plan.schedule,
             books=books,
             run=plan.run,
-            mean=self.mean,
-            std=self.std,
             dimensions=plan.settings.dimensions,
             engine=plan.settings.engine,
             views=plan.settings.views,

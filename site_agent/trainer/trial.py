@@ -25,7 +25,6 @@ from npr.device import driver_version, open_device
 from npr.methods import registry
 from npr.methods.base import Method
 from npr.methods.site import Site
-from npr.model import normalisation
 from npr.recipe import Recipe
 from npr.training import LocalReport
 from npr.wire_layout import build_initial, spec_of
@@ -157,28 +156,16 @@ def _rounds(
     model = context.manifest.model
     spec = spec_of(model.architecture, len(model.classes), recipe)
     method = registry.build(recipe.config)
-    mean, std = normalisation(spec)
-    site = Site(
-        name=context.data.name,
-        train=train,
-        model=build_initial(method, spec, context.initial.tensors),
-        config=recipe.config,
-        seed=recipe.seed,
-        mean=mean,
-        std=std,
-        device=open_device(context.config.site.computing, private=plan is not None),
-    )
+    device = open_device(context.config.site.computing, private=plan is not None)
+    first = build_initial(method, spec, context.initial.tensors)
+    site = Site.of(context.data.name, train, first, spec, recipe.config, seed=recipe.seed, device=device)
     if plan is None:
         return lambda number: method.local_round(site, number)
-    return _private(context, method, site, plan, (mean, std))
+    return _private(context, method, site, plan)
 
 
 def _private(
-    context: DataCheckContext,
-    method: Method,
-    site: Site,
-    plan: PrivatePlan,
-    normal: tuple[tuple[float, ...], tuple[float, ...]],
+    context: DataCheckContext, method: Method, site: Site, plan: PrivatePlan
 ) -> Callable[[int], LocalReport]:
     """With a ledger that is forgotten: nothing is released, so nothing is booked."""
     from npr.dp.private_site import PrivateTraining
@@ -190,8 +177,6 @@ def _private(
         schedule=plan.schedule,
         books=Ledger.create(MemoryStore(), terms, version="trial"),
         run=plan.run,
-        mean=normal[0],
-        std=normal[1],
         dimensions=plan.settings.dimensions,
         engine=plan.settings.engine,
         views=plan.settings.views,

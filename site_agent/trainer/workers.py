@@ -34,7 +34,6 @@ from npr.distributed import ALONE, Group, gathered
 from npr.methods import registry
 from npr.methods.base import Method
 from npr.methods.site import Site
-from npr.model import normalisation
 from npr.recipe import Recipe, check_code, code_digest
 from npr.training import LocalReport
 from npr.wire_layout import spec_of
@@ -199,19 +198,8 @@ def _build(config: SiteConfig, order: dict[str, Any], device: Device) -> tuple[M
             "these are not the agent's images", where=table.source, hint="every machine needs the same [data]"
         )
     spec, method = spec_of(order["architecture"], len(order["classes"]), recipe), registry.build(recipe.config)
-    mean, std = normalisation(spec)
     model = method.build_model(spec)
-    site = Site(
-        name=data.name,
-        train=data.train,
-        model=model,
-        config=recipe.config,
-        seed=order["seed"],
-        mean=mean,
-        std=std,
-        device=device,
-    )
-    return method, site
+    return method, Site.of(data.name, data.train, model, spec, recipe.config, seed=order["seed"], device=device)
 
 
 def meet(place: RankPlace, seconds: float) -> TCPStore:

@@ -60,8 +60,6 @@ def training(
         schedule=plan,
         books=Ledger.create(MemoryStore(), terms, version="v1"),
         run="r",
-        mean=(0.5,) * 3,
-        std=(0.5,) * 3,
         dimensions=8,
     )
 
