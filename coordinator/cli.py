@@ -73,9 +73,9 @@ def _serve(config_path: Path, log_format: str | None) -> None:
     logging.getLogger("coordinator").info("version %s starts with %s", software.version(), config_path)
     # Behind the first line: it takes a while.
     from coordinator.service import run_until_stopped
-    from lazaret.control import last_words
+    from lazaret.control import final_message
 
-    with last_words(base / config.state):
+    with final_message(base / config.state):
         run_until_stopped(config, base)
 
 

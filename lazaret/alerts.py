@@ -75,7 +75,7 @@ class Alerts:
         self._standing = dict(found)
 
     def end(self, reason: str, *, now_ms: int) -> None:
-        """The last word of a process that an error has ended: it waits until the hooks have it, though not for long."""
+        """The last message of a process that an error has ended: it waits for the hooks, though not for long."""
         self.look(self._standing | {"stopped": reason}, now_ms=now_ms)
         self._settle()
 

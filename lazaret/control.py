@@ -3,7 +3,7 @@ it.
 
 `pause.json` is written by `pause` and removed by `resume`. A process looks at it several times a second, so that a
 pause begins and ends without a restart, and survives one. `now.json` is written every few seconds by the process; one
-that is older than that was written by a process which is dead or hangs. `set-back.json` stays until a person deletes
+that is older than that was written by a process that has ended or hangs. `set-back.json` stays until a person deletes
 it: others say that the folder is an old copy.
 """
 
@@ -217,12 +217,12 @@ class NowFile:
             self._write(state | {"at_ms": now_ms, "pid": os.getpid(), "stopped": None})
 
     def stop(self, reason: str, *, now_ms: int) -> None:
-        """The last word of a process: why it ended."""
+        """The last message of a process: why it ended."""
         with contextlib.suppress(OSError):
             self._write((self._last or {}) | {"at_ms": now_ms, "pid": os.getpid(), "stopped": reason})
 
     def _write(self, state: dict[str, Any]) -> None:
-        """Without fsync: after a power cut the process is dead, whatever the file says."""
+        """Without fsync: after a power cut the process has ended, whatever the file says."""
         beside = self.path.with_name(f".{self.path.name}.new")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -240,7 +240,7 @@ class NowFile:
 
 
 @contextlib.contextmanager
-def last_words(folder: Path) -> Iterator[None]:
+def final_message(folder: Path) -> Iterator[None]:
     """What ends a process, also one that has hardly begun, is what `status` says afterwards: what is wrong, what to do.
 
     :param folder: the state folder. One that is not there yet says nothing.

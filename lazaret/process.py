@@ -134,7 +134,7 @@ class ServiceManager:
 
     @staticmethod
     def _watchdog(environment: Mapping[str, str]) -> float | None:
-        """A quarter of the time after which the manager takes this process for dead; None if it does not look."""
+        """A quarter of the time after which the manager starts this process again; None if it does not watch."""
         period, watched = environment.get(PERIOD, ""), environment.get(WATCHED, "")
         if not period.isdecimal() or int(period) == 0 or (watched and watched != str(os.getpid())):
             return None

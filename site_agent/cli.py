@@ -99,7 +99,7 @@ def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | No
     # Behind the first line: these take seconds.
     import asyncio
 
-    from lazaret.control import last_words
+    from lazaret.control import final_message
     from security.clock import SystemClock
     from security.rng import SystemRandomness
     from site_agent.assembly import assemble
@@ -115,7 +115,7 @@ def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | No
     if place is not None and place.rank > 0:
         help_agent(config, place)
         return
-    with last_words(config.state):
+    with final_message(config.state):
         again, manager, counted = True, ServiceManager(), meter_for(config.coordinator)
         while again:  # for every run
             agent = assemble(

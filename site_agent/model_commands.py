@@ -190,7 +190,7 @@ def curves(config_path: Path, folder: Path, track: str) -> None:
     clock = SystemClock()
     shown = overview(SiteConfig.read(config_path), clock)
     points: dict[int, dict[str, float]] = {}
-    for row in shown["metrics"]:  # the last word on a round counts
+    for row in shown["metrics"]:  # the newest row of a round counts
         sides = {side: row.get(side) or {} for side in ("validation", "test")}
         points[row["round"]] = {
             f"{side}/{name}": figures[name]

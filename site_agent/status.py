@@ -1,7 +1,7 @@
 """What `site-agent status` shows, read from the state folder; and what a running agent says of itself there.
 
 A running agent writes `now.json` every few seconds: connected or not, since when, its last warning, what it has
-declined and until when. So the command and the page can say that an agent is dead, which no other file does.
+declined and until when. So the command and the page can say that an agent has ended or hangs, which no other file does.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ def _isolation(log: Path) -> dict[str, Any] | None:
 
 def isolation_line(body: Mapping[str, Any]) -> str:
     """For people."""
-    walls = {"network_namespace": "network namespace", "seccomp": "seccomp", "landlock": "Landlock"}
+    mechanisms = {"network_namespace": "network namespace", "seccomp": "seccomp", "landlock": "Landlock"}
     if body["ranks"]:
         return "the process that sees images has a network, to train together with others of this hospital"
     if body["connection"]:
         return "the process that sees images can open a connection"
-    held = ", ".join(words for wall, words in walls.items() if body[wall])
+    held = ", ".join(words for mechanism, words in mechanisms.items() if body[mechanism])
     keys = "; it can read the private keys" if body["keys"] else ""
     return f"the process that sees images cannot open a connection: enforced by {held}{keys}"
 

@@ -113,7 +113,7 @@ def _fault(
 
 
 def _meant(word: str, known: Sequence[str]) -> str:
-    """What was written stays untold: where columns are mixed up, it is a patient."""
+    """What was written is not repeated: where columns are mixed up, it is a patient."""
     near = get_close_matches(word, known, n=1)
     return f"{f'did you mean {near[0]}? ' if near else ''}one of {', '.join(known)}"
 
@@ -433,7 +433,7 @@ def _learnt(
 
 @cache
 def _warn_once(path: Path, where: str, others: int) -> None:
-    """However often a process opens its data. The label stays untold: where columns are mixed up, it is a patient."""
+    """Once in a process. The label is not repeated: where columns are mixed up, it is a patient."""
     more = f", as in {others} more" if others else ""
     log.warning(
         "%s: no other image has this class%s; if it is mistyped, list the classes: %s?classes=A,B,C", where, more, path

@@ -1,8 +1,8 @@
 """`npr-lab bench`: ratios that say whether the learning code is fast, each taken within one run.
 
 Seconds of one machine say little on another, and on a busy machine they say nothing. So every figure is the median of
-ratios of measurements that alternate, and counts processor time of this process (all its threads) rather than time on
-the wall, which also holds what others did meanwhile. Ratios of wall time are reported beside them.
+ratios of measurements that alternate, and counts processor time of this process (all its threads) rather than
+elapsed time, which also holds what others did meanwhile. Ratios of elapsed time are reported beside them.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def _pot_plan(similarity: NDArray[np.float64], threshold: float) -> NDArray[np.f
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """One measurement: processor time of all threads, and time on the wall."""
+    """One measurement: processor time of all threads, and elapsed time."""
 
     cpu: float
     wall: float

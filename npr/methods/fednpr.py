@@ -31,7 +31,7 @@ One round, in the order of the calls:
    hospital).
 2. `Regulariser.begin_round` makes the prototypes from the model that the round starts from, in one pass.
 3. Every step of `Method.epochs` computes the features once: `Method.supervised` gives L_sup, `Regulariser.add` adds
-   lambda L_npr. The prototypes stand still meanwhile.
+   lambda L_npr. The prototypes do not change meanwhile.
 4. `Method.contribution` gives the vector of the shared groups, weighted with the number of images. Their mean is the
    next model.
 

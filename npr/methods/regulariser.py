@@ -21,7 +21,7 @@ class Regulariser:
     """Keeps a site's prototypes up to date and adds lambda L_npr to a supervised loss.
 
     With `prototype_source = "exact"` the prototypes of a round come from one pass over the site's images with the model
-    the round starts from, in eval mode and without augmentation; they stand still during the round. With "epoch" they
+    the round starts from, in eval mode and without augmentation; they do not change during the round. With "epoch" they
     come from the features that the last epoch of the round before computed anyway, so only a site that has no
     prototypes yet pays for a pass.
     """

@@ -131,8 +131,8 @@ def _setting(home: Path | None, name: str) -> str | None:
 def sees_no_image(log: AuditLog | None) -> None:
     """What the log of a stand-in says in the place of a trainer: nothing here sees an image."""
     if log is not None:
-        walls = dict.fromkeys(("network_namespace", "seccomp", "landlock"), True)
-        log.append(TrainerIsolated(asked="best", **walls, connection=False, keys=False, ranks=False))
+        mechanisms = dict.fromkeys(("network_namespace", "seccomp", "landlock"), True)
+        log.append(TrainerIsolated(asked="best", **mechanisms, connection=False, keys=False, ranks=False))
 
 
 def make_number_learner(

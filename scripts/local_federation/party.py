@@ -74,7 +74,7 @@ PROMISES: Final = (
 )  # fmt: skip
 
 
-def die() -> None:
+def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -96,7 +96,7 @@ class KillOrder:
 
     def obey(self) -> None:
         self._order.unlink()
-        die()
+        kill_this_process()
 
     def record(self, message: Wire) -> None:
         """Write down what is about to be sent, to compare it later."""

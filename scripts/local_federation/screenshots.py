@@ -247,7 +247,7 @@ def take_reports(browser: Any, out: Path, folder: Path, tell: Callable[[str], No
 # Pictures of both pages in the states that an operator meets: `scripts/screenshots --states`.
 #
 # The pages are the real ones, of a federation in one process whose clock is moved by hand
-# (`tests/support/whole_federation.py`): hours pass, a certificate is about to end, an agent dies, and the run
+# (`tests/support/whole_federation.py`): hours pass, a certificate is about to end, an agent is killed, and the run
 # completes.
 
 

@@ -41,7 +41,7 @@ _MEMORY: Final = re.compile(r"([0-9]+)\.safetensors")
 
 
 def curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Figures after each round, without the matrices; the last word on a round counts."""
+    """Figures after each round, without the matrices; the newest row of a round counts."""
     found = {}
     for row in rows:
         sides = {side: row[side] for side in ("validation", "test") if row.get(side)}
@@ -221,7 +221,7 @@ class Content:
         return self._shown[1]
 
     def _read(self) -> dict[str, Any]:
-        # A dead agent changes no file: whether it lives is looked at again every few seconds.
+        # An agent that was killed changes no file: whether it runs is looked at again every few seconds.
         stamp = (*self._stamp(), ("now", self._clock.now_ms() // BEAT_MS, 0))
         if self._slow is None or self._slow[0] != stamp:
             self._slow = (stamp, self._gather())

@@ -44,7 +44,8 @@ def isolate(
     keeps: bool = True,
     closed: Sequence[Path] = (),
 ) -> Isolation:
-    """Put up the walls and try them. A trainer reads images, initial model and plugins, and writes its own folders.
+    """Isolate this process, and try from inside what holds. A trainer reads images, initial model and plugins, and
+    writes its own folders.
 
     :param connection: to the agent; None for a process without one.
     :param keeps: whether it keeps anything from round to round.

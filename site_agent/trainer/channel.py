@@ -201,7 +201,7 @@ class TrainerAlive(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutwardAttempt(Message):
-    """Code in the trainer has asked for a socket. The walls have refused it; people should know."""
+    """Code in the trainer has asked for a socket. The kernel has refused it; people should know."""
 
     kind: Literal["attempt"] = "attempt"
     what: Literal["socket.__new__", "socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"]
@@ -283,7 +283,7 @@ class LookDone(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderFailed(Message):
-    """The order came to nothing, for a reason that people can read. The trainer goes on."""
+    """The order was not carried out, for a reason that people can read. The trainer goes on."""
 
     kind: Literal["failed"] = "failed"
     code: Name

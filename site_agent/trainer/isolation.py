@@ -1,15 +1,15 @@
 """Isolation of the process that sees images: no network, no private keys of the federation.
 
-`enter` puts up the walls that the kernel has (`kernel.py`), the strongest first, and tries from inside what they stop.
-What `Isolation` says is what these attempts showed, not what was asked for: a wall that was asked for and does not hold
-is not in force.
+`enter` asks the kernel for three mechanisms (`kernel.py`), the strongest first, and tries from inside what they stop.
+What `Isolation` says is what these attempts showed, not what was asked for: a mechanism that was asked for and does not
+hold is not in force.
 
 network namespace   there is no interface and so no route; a socket can be made and reaches nothing
 seccomp             the kernel refuses to make a socket of any family
 Landlock            files that are not listed cannot be opened; TCP is refused; nothing is said about UDP
 
-Two independent walls stop a connection, so that a fault in one of them opens nothing. All hold for children. What none
-of them stops: a file that is written where this process may write, and read there by a program that has a network.
+Two independent mechanisms stop a connection, so that a fault in one of them opens nothing. All hold for children. What
+none of them stops: a file that is written where this process may write, and read there by a program that has a network.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _OPENED: Final = "opened"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """Which walls hold, as tried from inside.
+    """Which mechanisms hold, as tried from inside.
 
     :ivar attempts: what was tried and what came of it: `opened`, or the system's reason why not.
-    :ivar missing: the walls that are not in force, with the reason.
+    :ivar missing: the mechanisms that are not in force, with the reason.
     :ivar exception: why a network was left open on purpose; empty if it was not.
     """
 
@@ -102,7 +102,7 @@ class Isolation:
 
     @property
     def lacking(self) -> str:
-        """The reasons, each with the walls that it holds for."""
+        """The reasons, each with the mechanisms that it holds for."""
         by_reason: dict[str, list[str]] = {}
         for name, why in self.missing.items():
             by_reason.setdefault(why, []).append(name)
@@ -142,14 +142,14 @@ def enter(
     :param keep: sockets that stay open: the channel to the agent.
     :param card: device files of graphics cards, if this process is to compute on one; nothing else of `/dev` opens.
     :param exception: why this process needs a network; then only files are closed.
-    :param mechanisms: the walls to put up; all of them but in tests.
+    :param mechanisms: what to ask the kernel for; all of them but in tests.
     :raises ConfigError: if isolation is required, and a connection is still possible or a private key can be read.
     """
     kernel.no_core_dumps()
     close_sockets(keep)
     denied = _denied_files(read, deny)  # listed now: afterwards the folders are closed
     missing: dict[str, str] = {}
-    walls: dict[str, tuple[Callable[[], None], Callable[[], bool]]] = {
+    steps: dict[str, tuple[Callable[[], None], Callable[[], bool]]] = {
         NAMESPACE: (kernel.enter_network_namespace, _no_route),
         LANDLOCK: (
             lambda: kernel.enter_landlock(_rules(read, write, deny, card), network=bool(exception)),
@@ -158,17 +158,17 @@ def enter(
         # Last, because with it the first could not be tried: there is no socket to try it with.
         SECCOMP: (kernel.enter_seccomp, _no_sockets),
     }
-    for name, (put_up, holds) in walls.items():
+    for name, (enforce, holds) in steps.items():
         if name not in mechanisms or (exception and name != LANDLOCK):
             missing[name] = exception or "not asked for"
             continue
         try:
-            put_up()
+            enforce()
         except OSError as error:
             missing[name] = (error.strerror or str(error)).lower()
             continue
         if not holds():
-            missing[name] = "put up, but what it should refuse was not refused"
+            missing[name] = "enforced, but what it should refuse was not refused"
     found = Isolation(
         network_namespace=NAMESPACE not in missing,
         seccomp=SECCOMP not in missing,
@@ -382,7 +382,7 @@ def image_folders(path: Path) -> set[Path]:
 
 
 def _listed_folders(table: Path) -> set[Path]:
-    """Of the column `image`. What is wrong with a table is said by those who read it in earnest."""
+    """Of the column `image`. What is wrong with a table is reported by those who read all of it."""
     listed: set[str] = set()
     with contextlib.suppress(OSError, csv.Error):
         text = table.read_text(encoding="utf-8-sig", errors="replace")

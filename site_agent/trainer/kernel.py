@@ -1,8 +1,8 @@
-"""The three walls that Linux can put around a process, by system call: network namespace, seccomp filter, Landlock.
+"""The three ways in which Linux can isolate a process, by system call: network namespace, seccomp filter, Landlock.
 
-Each function puts one wall up for the calling process and all children it starts later, for good: nothing here takes
-one down. A wall that the kernel does not have is an `OSError` with the reason. What the walls are for is in
-`isolation.py`; here is only how the kernel is asked. Standard library alone: this runs before anything else is loaded.
+Each function enforces one of them on the calling process and all children it starts later; none can be undone. One that
+the kernel does not have is an `OSError` with the reason. What they are for is in `isolation.py`; here is only how the
+kernel is asked. Standard library alone: this runs before anything else is loaded.
 """
 
 from __future__ import annotations

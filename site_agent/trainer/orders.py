@@ -87,7 +87,7 @@ class OrderLoop:
 
     def report_attempts(self) -> None:
         """Tell the agent once of each way in which code here asks for a network. Native code can do so unseen: what
-        stops an attempt are the walls, this only makes it known.
+        stops an attempt is the kernel, this only makes it known.
         """
         left = set(get_args(get_type_hints(OutwardAttempt)["what"]))
 

@@ -48,7 +48,7 @@ from site_agent.trainer.data import open_data, side_rule, summary
 from site_agent.trainer.personal_state import PersonalState
 from site_agent.trainer.plugin import load_plugin
 from site_agent.trainer.ranks import local_rank
-from site_agent.trainer.workers import Crew
+from site_agent.trainer.workers import WorkerGroup
 
 log = logging.getLogger("site-agent")
 
@@ -65,7 +65,7 @@ class Trainer:
     """One hospital's learning. `train` and `evaluate` are called from one thread, one after the other.
 
     :param best: balanced accuracy of the best model so far, by local validation.
-    :param work: how a round is worked on: by this process, or with others (`crew`).
+    :param work: how a round is worked on: by this process, or with others (`workers`).
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Trainer:
         """One local round on the chain's state; bit for bit what the lab computes from the same numbers and seed.
 
         The personal memory is on disk when this returns. A site that is bound to an update by its journal has it then;
-        memory of a round that came to nothing is written over when the round is trained again.
+        memory of a round that was lost is written over when the round is trained again.
         """
         started = time.monotonic_ns()
         last = self._recall(round_number)
@@ -248,7 +248,7 @@ def make_trainer(
         private=manifest.privacy is not None,
         labels=recipe.config.labels,
     )
-    crew = Crew.of(config, manifest, dataset, data)
+    group = WorkerGroup.of(config, manifest, dataset, data)
     named = config.data.version if manifest.privacy is not None else None
     ready, threads = replace(summary(dataset, data, data_key, version=named), plugin=plugin), config.site.threads
     device = open_device(config.site.computing, private=manifest.privacy is not None, rank=local_rank())
@@ -272,7 +272,7 @@ def make_trainer(
         )
         return private, ready
     config.policy.check_classes(dataset.class_names, data.train.class_counts().tolist())
-    work = crew.local_round if crew else Method.local_round
+    work = group.local_round if group else Method.local_round
     trainer = Trainer(
         manifest, initial, data, state, data_key=data_key, best=best, threads=threads, device=device, work=work
     )
@@ -385,7 +385,7 @@ class PrivateTrainer(Trainer):
             seen, right = self._private.recall_by_class(samples, answers)
         except BudgetExhausted:
             return {}
-        # Classes whose number drowns in its noise are left out; decided on the noisy numbers alone.
+        # Classes whose number is smaller than its noise are left out; decided on the noisy numbers alone.
         clear = seen > 2 * self._metrics_sigma
         recall = np.clip(right[clear] / seen[clear], 0.0, 1.0)
         bacc = float(recall.mean()) if clear.any() else None

@@ -48,7 +48,7 @@ POLL_SECONDS: Final = 0.1
 _OPEN, _OVER, _END = "open", "over", "end"
 
 
-class Crew:
+class WorkerGroup:
     """The first process's view: it gives orders and takes part in them.
 
     :param terms: what a worker must know beside the round, and must agree to; see `terms_of`.
@@ -82,8 +82,10 @@ class Crew:
                 self._store.set(order, _OVER)
 
     @classmethod
-    def of(cls, config: SiteConfig, manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> Crew | None:
-        """The crew that the environment names; None in the usual case of one process."""
+    def of(
+        cls, config: SiteConfig, manifest: Manifest, dataset: FederatedDataset, data: SiteData
+    ) -> WorkerGroup | None:
+        """The group that the environment names; None in the usual case of one process."""
         place = RankPlace.read()
         if place is None:
             return None
@@ -101,7 +103,7 @@ class Crew:
             self._order(_END)
 
     def _order(self, state: str) -> str:
-        """Pin up the next order; returns its name."""
+        """Publish the next order; returns its name."""
         try:
             name = f"order/{self._store.add('orders', 1)}"
             self._store.set(name, state)

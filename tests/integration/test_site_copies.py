@@ -240,7 +240,7 @@ def second_copy(study: StudyFederation) -> int:
 def started_again(study: StudyFederation, times: int) -> bool:
     """As a service manager does; whether it was let in."""
     for _ in range(times):
-        with suppress(RollbackDetected), control.last_words(study.folder / "graz" / "state"):
+        with suppress(RollbackDetected), control.final_message(study.folder / "graz" / "state"):
             study.start("graz")
             study.connect("graz")
             if "graz" in study.streams:

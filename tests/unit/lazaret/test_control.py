@@ -17,8 +17,8 @@ from lazaret.control import (
     NowFile,
     Pause,
     PauseFile,
+    final_message,
     finished_runs,
-    last_words,
     refuse_set_back,
     runs_command,
     say_running,
@@ -62,17 +62,17 @@ def test_a_disk_that_refuses_the_file_stops_nobody(tmp_path: Path) -> None:
 
 def test_an_error_that_ends_a_process_is_its_last_word(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "no" / "such" / "folder"):
-        with pytest.raises(ConfigError), last_words(folder):
+        with pytest.raises(ConfigError), final_message(folder):
             raise ConfigError("the disk is full", where="state", hint="make room")
     told = NowFile(tmp_path).read(now_ms=0)
     assert not told["running"] and told["stopped"] == "state: the disk is full (make room)"
 
 
 def test_an_old_copy_is_marked_and_other_errors_mark_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError), last_words(tmp_path):
+    with pytest.raises(ConfigError), final_message(tmp_path):
         raise ConfigError("the disk is full")
     refuse_set_back(tmp_path)
-    with pytest.raises(RollbackDetected), last_words(tmp_path):
+    with pytest.raises(RollbackDetected), final_message(tmp_path):
         raise RollbackDetected("restored from an old copy")
     with pytest.raises(ConfigError, match="does not start again") as caught:
         refuse_set_back(tmp_path)

@@ -519,7 +519,7 @@ for name in ("enter_network_namespace", "enter_landlock", "enter_seccomp"):
 found = isolation.enter("best", mechanisms=[sys.argv[1]])
 print(found.in_force, found.missing[sys.argv[1]])
 """
-    assert run_code(code, name).strip() == "() put up, but what it should refuse was not refused"
+    assert run_code(code, name).strip() == "() enforced, but what it should refuse was not refused"
 
 
 def test_what_came_of_an_attempt() -> None:

@@ -32,7 +32,7 @@ from site_agent.trainer.isolation import made
 from site_agent.trainer.personal_state import PersonalState
 from site_agent.trainer.ranks import RankPlace
 from site_agent.trainer.training import Trainer
-from site_agent.trainer.workers import Crew, _build, terms_of
+from site_agent.trainer.workers import WorkerGroup, _build, terms_of
 from tests.support.consortium_world import World
 from tests.unit.site_agent.trainer.test_training import RECIPE, SPEC
 
@@ -83,10 +83,10 @@ def worker(place: RankPlace, folder: Path) -> subprocess.Popen[str]:
 
 
 class Interrupted:
-    """A crew's round in which something happens to the worker after everybody has agreed to begin."""
+    """A group's round in which something happens to the worker after everybody has agreed to begin."""
 
-    def __init__(self, crew: Crew, happen: object) -> None:
-        self.crew, self.happen = crew, happen
+    def __init__(self, group: WorkerGroup, happen: object) -> None:
+        self.group, self.happen = group, happen
 
     def __call__(self, method: Method, site: Site, number: int) -> LocalReport:
         original = method.local_round
@@ -97,7 +97,7 @@ class Interrupted:
 
         method.local_round = local_round  # type: ignore[method-assign]
         try:
-            return self.crew.local_round(method, site, number)
+            return self.group.local_round(method, site, number)
         finally:
             del method.local_round  # type: ignore[method-assign]
 
@@ -108,11 +108,11 @@ def test_a_worker_takes_part_falls_silent_differs_dies_and_comes_back(
     manifest, path = published
     data = dataset.sites[0]
     place = RankPlace(rank=0, size=2, host="127.0.0.1", port=free_port())
-    crew = Crew(place, terms_of(manifest, dataset, data), seconds=60)
+    group = WorkerGroup(place, terms_of(manifest, dataset, data), seconds=60)
     helper = worker(place, tmp_path)
     try:
         alone, together = (_trainer(manifest, path, data, tmp_path / name) for name in ("alone", "together"))
-        together._work = crew.local_round
+        together._work = group.local_round
         _, state = pinned_model(path, manifest)
         first, shared = alone.train(1, state), together.train(1, state)
         _same(first.update, shared.update)
@@ -120,8 +120,8 @@ def test_a_worker_takes_part_falls_silent_differs_dies_and_comes_back(
         assert alone.site.prototypes is not None and together.site.prototypes is not None
         torch.testing.assert_close(together.site.prototypes.vectors, alone.site.prototypes.vectors, atol=1e-4, rtol=0)
 
-        crew._seconds = 3
-        together._work = Interrupted(crew, lambda: helper.send_signal(signal.SIGSTOP))
+        group._seconds = 3
+        together._work = Interrupted(group, lambda: helper.send_signal(signal.SIGSTOP))
         before = {name: tensor.clone() for name, tensor in together.site.memory().items()}
         with pytest.raises(WorkerLost, match="another process of this training does not answer"):
             together.train(2, state)
@@ -130,26 +130,26 @@ def test_a_worker_takes_part_falls_silent_differs_dies_and_comes_back(
         own = [name for name in before if not name.startswith("model/")]
         assert own and before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in own)
 
-        crew._seconds = 60
+        group._seconds = 60
         helper.send_signal(signal.SIGCONT)
         # It leaves the round of before first, at the latest when its own patience has ended.
         assert any("another process of this training does not answer" in line for line in cast(IO[str], helper.stderr))
-        crew._terms["data"] = "of another hospital"
-        together._work = crew.local_round
+        group._terms["data"] = "of another hospital"
+        together._work = group.local_round
         with pytest.raises(WorkerLost, match="1 of 2 processes cannot take part"):
             together.train(2, state)
 
-        crew._terms = terms_of(manifest, dataset, data)
-        together._work = Interrupted(crew, helper.kill)
+        group._terms = terms_of(manifest, dataset, data)
+        together._work = Interrupted(group, helper.kill)
         with pytest.raises(WorkerLost, match="another process of this training does not answer"):
             together.train(2, state)
         _, told = helper.communicate(timeout=30)
         assert "these are not the agent's images" in told
 
         helper = worker(place, tmp_path)
-        together._work = crew.local_round
+        together._work = group.local_round
         _same(alone.train(2, state).update, together.train(2, state).update)
-        crew.dismiss()
+        group.dismiss()
         _, told = helper.communicate(timeout=30)
         assert helper.returncode == 0 and "no more work" in told
     finally:
@@ -183,11 +183,11 @@ def test_a_place_is_read_from_the_environment() -> None:
 def test_privacy_is_refused_in_several_processes(dataset: FederatedDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     private = cast(Manifest, SimpleNamespace(privacy="promised"))
     config = cast(SiteConfig, None)
-    assert Crew.of(config, private, dataset, dataset.sites[0]) is None
+    assert WorkerGroup.of(config, private, dataset, dataset.sites[0]) is None
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="differential privacy needs one process"):
-        Crew.of(config, private, dataset, dataset.sites[0])
+        WorkerGroup.of(config, private, dataset, dataset.sites[0])
 
 
 def test_a_worker_is_never_the_first_process(tmp_path: Path) -> None:
