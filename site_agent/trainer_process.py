@@ -170,13 +170,13 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.lower().endswith(("_proxy", hidden))}
 
 
-class LookingTrainer(ChildTrainer):
+class CheckingTrainer(ChildTrainer):
     """One that makes the checks of `site-agent check`, in a folder of its own, and keeps nothing."""
 
     def __init__(self, config: SiteConfig) -> None:
         self._folder = TemporaryDirectory(prefix="lazaret-")
         try:
-            super().__init__(config, scratch=Path(self._folder.name), options=("--look",))
+            super().__init__(config, scratch=Path(self._folder.name), options=("--check",))
         except BaseException:
             self._folder.cleanup()
             raise

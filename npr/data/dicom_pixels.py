@@ -30,14 +30,14 @@ from npr.data.manifest import Decoding
 from npr.data.store import squash
 
 # These say what is odd about a file, with the odd value: it may be a name.
-_TALKATIVE: Final = ("pydicom", "pylibjpeg", "openjpeg", "jpeg_ls", "highdicom")
-_THEIRS: Final = rf"({'|'.join(_TALKATIVE)})(\.|$)"
+_LIBRARIES: Final = ("pydicom", "pylibjpeg", "openjpeg", "jpeg_ls", "highdicom")
+_THEIRS: Final = rf"({'|'.join(_LIBRARIES)})(\.|$)"
 _FILTER: Final = ("ignore", None, Warning, re.compile(_THEIRS), 0)
 
 
-def hush() -> None:
+def silence_libraries() -> None:
     """No warning and no log line of these libraries gets out. Said again for each file: others reset warnings."""
-    for name in _TALKATIVE:
+    for name in _LIBRARIES:
         logger = logging.getLogger(name)
         logger.setLevel(logging.CRITICAL + 1)
         logger.propagate = False
@@ -113,7 +113,7 @@ class DicomView:
 def as_data_error(what: str, where: str, hint: str) -> Iterator[None]:
     """pydicom and its decoders raise many types for damaged files, some only when a value is looked at; and they
     print what is odd, which nobody is to see."""
-    hush()
+    silence_libraries()
     try:
         yield
     except DataError:

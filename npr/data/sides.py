@@ -414,13 +414,13 @@ class StratifiedSides:
 _LETTERS: Final = {"train": "r", "test": "e", "validation": "v", "": "-"}
 
 
-def spelt_sides(sides: Sequence[str]) -> str:
+def encode_sides(sides: Sequence[str]) -> str:
     """One letter for each row, for another process with the same data that has neither key nor book."""
     return "".join(_LETTERS[side] for side in sides)
 
 
 @dataclass(frozen=True, slots=True)
-class SpeltSides:
+class EncodedSides:
     """The rule of that other process."""
 
     letters: str

@@ -308,7 +308,7 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ImageFindings:
     """What decoding every image has shown.
 
     :param same: pairs of rows with the same pixels, the earlier row second.
@@ -344,7 +344,7 @@ def survey(
     return Survey(catalogue=catalogue, faults=tuple(storage.faults), decode=storage.decoders[0])
 
 
-def inspect_images(found: Survey, rows: Sequence[int] | None = None) -> Look:
+def inspect_images(found: Survey, rows: Sequence[int] | None = None) -> ImageFindings:
     """Decode every image once and keep its digest.
 
     :param rows: of the catalogue; all if not given.
@@ -356,7 +356,7 @@ def inspect_images(found: Survey, rows: Sequence[int] | None = None) -> Look:
             unreadable.append(digest)
         elif first.setdefault(digest, row) != row:
             same.append((row, first[digest]))
-    return Look(unreadable=tuple(unreadable), same=tuple(same))
+    return ImageFindings(unreadable=tuple(unreadable), same=tuple(same))
 
 
 def _digests(found: Survey, rows: Sequence[int]) -> Iterator[bytes | Fault]:

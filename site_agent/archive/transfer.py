@@ -38,7 +38,7 @@ _WILDCARDS: Final = re.compile(r"[*?\\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class TableIdentifier:
     """What one row names. `where` is what messages call it."""
 
     key: str
@@ -46,7 +46,7 @@ class Wanted:
     where: str
 
 
-def wanted(table: Path) -> Iterator[Wanted]:
+def identifiers_in(table: Path) -> Iterator[TableIdentifier]:
     """Each identifier once.
 
     :raises DataError: with the row, never with the identifier.
@@ -65,7 +65,7 @@ def wanted(table: Path) -> Iterator[Wanted]:
                 _check(key, value, where)
                 if value not in seen:
                     seen.add(value)
-                    yield Wanted(key=key, value=value, where=where)
+                    yield TableIdentifier(key=key, value=value, where=where)
     except FileNotFoundError:
         raise DataError("there is no such table", where=str(table)) from None
     except (csv.Error, UnicodeDecodeError) as error:
@@ -125,7 +125,7 @@ class FetchSummary:
 def search(client: ArchiveClient, source: ArchiveSource, *, tell: Tell) -> ArchiveFindings:
     """:raises ArchiveError: where the archive cannot be asked."""
     found = ArchiveFindings()
-    rows = list(wanted(source.labels)) if source.labels is not None else [None]
+    rows = list(identifiers_in(source.labels)) if source.labels is not None else [None]
     for number, row in enumerate(rows, start=1):
         taken, where = 0, row.where if row else "the search"
         for name in _named(client, row) if row else _chosen(client, source):
@@ -161,7 +161,7 @@ def fetch(client: ArchiveClient, found: ArchiveFindings, cache: ArchiveCache, *,
     return summary
 
 
-def _named(client: ArchiveClient, row: Wanted) -> Iterator[InstanceName]:
+def _named(client: ArchiveClient, row: TableIdentifier) -> Iterator[InstanceName]:
     """What one row of a table names, and nothing else, whatever the archive answers."""
     if row.key == "StudyInstanceUID":
         yield from client.instances(row.value)

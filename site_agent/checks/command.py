@@ -13,7 +13,7 @@ from lazaret.archive import refuse_moved
 from lazaret.checks import report, skip_option
 from site_agent.config import CHECK_NAMES, SiteConfig
 from site_agent.options import json_option, with_config
-from site_agent.trainer_process import LookingTrainer
+from site_agent.trainer_process import CheckingTrainer
 
 BY_TRAINER: Final = frozenset(("isolation", "data", "images", "code", "trial"))
 
@@ -31,7 +31,7 @@ def check(config_path: Path, skipped: tuple[str, ...], as_json: bool) -> None:
     refuse_moved(config.state)
     if not set(skipped) >= BY_TRAINER:
         with suppress(OSError):  # the checks that need it try again, and report
-            process = LookingTrainer(config)
-    from site_agent.checks.run import look
+            process = CheckingTrainer(config)
+    from site_agent.checks.run import run_checks
 
-    sys.exit(report(look(config, skip=skipped, progress=not as_json, process=process), as_json=as_json))
+    sys.exit(report(run_checks(config, skip=skipped, progress=not as_json, process=process), as_json=as_json))

@@ -33,18 +33,18 @@ from site_agent.privacy import ledger_files
 from site_agent.trainer.channel import (
     RECEIVED_BY_AGENT,
     Channel,
-    FoundLine,
+    CheckDone,
+    CheckLine,
+    CheckOrder,
+    CheckSetup,
     IsolationReport,
-    LookAt,
-    LookDone,
-    LookSetup,
     Message,
     OrderFailed,
     OutwardAttempt,
     TrainerAlive,
     error_of,
 )
-from site_agent.trainer_process import SILENCE_SECONDS, LookingTrainer
+from site_agent.trainer_process import SILENCE_SECONDS, CheckingTrainer
 
 MOST_LINES: Final = 1000
 
@@ -107,8 +107,8 @@ class SiteCheckContext:
     free: Callable[[Path], int] = checks.free_bytes
     available: Callable[[], int | None] = checks.available_memory
     progress: bool = False
-    process: LookingTrainer | None = None
-    _started: Looking | None = field(default=None, init=False)
+    process: CheckingTrainer | None = None
+    _started: CheckingProcess | None = field(default=None, init=False)
 
     @cached_property
     def credentials(self) -> Credentials:
@@ -160,15 +160,15 @@ class SiteCheckContext:
         return pinned_model(self.config.model_file(self.manifest.model.initial_file), self.manifest)[0]
 
     @shared("the process that looks at images cannot be started")
-    def looking(self) -> Looking:
+    def data_process(self) -> CheckingProcess:
         """One trainer's process for all checks that need one. It sees the images, and has neither network nor keys."""
-        self.process = self.process or LookingTrainer(self.config)
-        self._started = Looking(self.process, self._setup)
+        self.process = self.process or CheckingTrainer(self.config)
+        self._started = CheckingProcess(self.process, self._setup)
         return self._started
 
-    def _setup(self) -> tuple[LookSetup, bytes]:
+    def _setup(self) -> tuple[CheckSetup, bytes]:
         private = self.manifest.privacy is not None
-        setup = LookSetup(
+        setup = CheckSetup(
             site=self.credentials.subject.member,
             data_key=self.credentials.identity.data_key().hex(),
             ledger=private and ledger_files(self.config).peek() is not None,
@@ -185,12 +185,12 @@ class SiteCheckContext:
             self.process.end()
 
 
-class Looking:
+class CheckingProcess:
     """A trainer's process that makes checks, and the conversation with it. Nothing that it says is believed to be more
     than a line for people."""
 
-    def __init__(self, process: LookingTrainer, setup: Callable[[], tuple[LookSetup, bytes]]) -> None:
-        self._setup: Callable[[], tuple[LookSetup, bytes]] | None = setup
+    def __init__(self, process: CheckingTrainer, setup: Callable[[], tuple[CheckSetup, bytes]]) -> None:
+        self._setup: Callable[[], tuple[CheckSetup, bytes]] | None = setup
         self._process = process
         self._process.connection.settimeout(SILENCE_SECONDS)
         self._channel = Channel(self._process.connection, RECEIVED_BY_AGENT)
@@ -218,12 +218,12 @@ class Looking:
         if self._setup is not None:
             self._channel.send(*self._setup())
             self._setup = None
-        self._channel.send(LookAt(name=name))
+        self._channel.send(CheckOrder(name=name))
         for _ in range(MOST_LINES):
             match self._next():
-                case FoundLine(verdict=verdict, what=what, hint=hint):
+                case CheckLine(verdict=verdict, what=what, hint=hint):
                     yield Line(verdict=CheckVerdict(verdict), what=what, hint=hint)
-                case LookDone():
+                case CheckDone():
                     return
                 case other:
                     raise WorkerLost(f"{type(other).__name__} is no answer to a check", where="trainer")

@@ -20,7 +20,7 @@ from site_agent.config import STATED, SiteConfig
 from site_agent.privacy import LEDGER_HINT, kept_figures, planned_cost
 from site_agent.state_dir import KEPT_STATES, STATE_HINT, run_of
 from site_agent.trainer.isolation import HINT, card_files
-from site_agent.trainer_process import LookingTrainer
+from site_agent.trainer_process import CheckingTrainer
 
 # Checks of what was agreed, of the coordinator, and of this machine.
 #
@@ -198,13 +198,13 @@ def device(context: SiteCheckContext) -> Iterator[Line]:
         yield ok(f"trains on the processor, float32 ({'as asked' if site.device == 'cpu' else 'no graphics card'})")
         return
     # Asked of the trainer's process: whether a card can be used depends on what is open to it.
-    yield from context.looking.ask("device")
+    yield from context.data_process.ask("device")
 
 
 @CHECKS.add
 def isolation(context: SiteCheckContext) -> Iterator[Line]:
     """What holds around the process that will see the images, tried from inside before it has seen one."""
-    found = context.looking.isolation
+    found = context.data_process.isolation
     required = "required" in (context.config.site.isolation, context.manifest.training.isolation)
     if not found.connection_possible and not found.keys_readable:
         yield ok(found.sentence)
@@ -219,7 +219,7 @@ def isolation(context: SiteCheckContext) -> Iterator[Line]:
 
 @CHECKS.add
 def data(context: SiteCheckContext) -> Iterator[Line]:
-    yield from context.looking.ask("data")
+    yield from context.data_process.ask("data")
 
 
 @CHECKS.add
@@ -238,18 +238,18 @@ def processing(context: SiteCheckContext) -> Iterator[Line]:
 
 @CHECKS.add
 def images(context: SiteCheckContext) -> Iterator[Line]:
-    yield from context.looking.ask("images")
+    yield from context.data_process.ask("images")
 
 
 @CHECKS.add
 def code(context: SiteCheckContext) -> Iterator[Line]:
-    yield from context.looking.ask("code")
+    yield from context.data_process.ask("code")
 
 
 @CHECKS.add
 def trial(context: SiteCheckContext) -> Iterator[Line]:
     context.initial  # noqa: B018  # where it cannot be used, another check says so
-    yield from context.looking.ask("trial")
+    yield from context.data_process.ask("trial")
 
 
 @CHECKS.add
@@ -257,8 +257,8 @@ def configuration(context: SiteCheckContext) -> Iterator[Line]:
     yield ok(f"{context.config.path} is valid")
 
 
-def look(
-    config: SiteConfig, *, skip: Collection[str] = (), progress: bool = False, process: LookingTrainer | None = None
+def run_checks(
+    config: SiteConfig, *, skip: Collection[str] = (), progress: bool = False, process: CheckingTrainer | None = None
 ) -> Iterator[Line]:
     """Every check, whatever the others say.
 

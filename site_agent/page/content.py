@@ -142,7 +142,7 @@ def day_of(ms: int) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(ms / 1000))
 
 
-class Outflow:
+class EgressTotals:
     """Totals over a log. `catch_up` reads what has been added since it was last called."""
 
     def __init__(self, log: Path) -> None:
@@ -206,14 +206,14 @@ class Content:
     def __init__(self, config: SiteConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._outflow = Outflow(config.state / "log")
+        self._totals = EgressTotals(config.state / "log")
         self._shown: tuple[object, Response] | None = None
         self._slow: tuple[Stamp, dict[str, Any]] | None = None
 
     def state(self) -> Response:
         now = self._clock.now_ms()
-        self._outflow.catch_up()
-        egress, slow = self._outflow.to_json(now), self._read()
+        self._totals.catch_up()
+        egress, slow = self._totals.to_json(now), self._read()
         key = (egress, slow, day_of(now))
         if self._shown is None or self._shown[0] != key:
             content = {**slow, "egress": egress, "health": judge(slow, egress)}

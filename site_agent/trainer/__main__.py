@@ -2,7 +2,7 @@
 
 `python -m site_agent.trainer --config site.toml` is a process of its own in four forms: started by the agent, with one
 end of a channel (`--channel`); as a service, which connects to the agent's socket file and then isolates itself; as one
-of several processes that train together (`--worker`); and for `site-agent check`, which keeps nothing (`--look`).
+of several processes that train together (`--worker`); and for `site-agent check`, which keeps nothing (`--check`).
 
 Nothing is imported here that starts a thread or reads an image before the process is isolated.
 """
@@ -66,11 +66,11 @@ def isolate(
     )
 
 
-def serve(config: SiteConfig, connection: socket.socket, *, look: bool = False, closed: Sequence[Path] = ()) -> None:
+def serve(config: SiteConfig, connection: socket.socket, *, check: bool = False, closed: Sequence[Path] = ()) -> None:
     """Isolate this process, say what holds, and work for the agent until it is gone."""
     try:
         scratch = Path(tempfile.gettempdir())
-        found, problem = isolate(config, connection, scratch, keeps=not look, closed=closed), None
+        found, problem = isolate(config, connection, scratch, keeps=not check, closed=closed), None
     except ToolkitError as error:
         problem = error
     end_on_signals()
@@ -83,7 +83,7 @@ def serve(config: SiteConfig, connection: socket.socket, *, look: bool = False, 
         raise problem
     channel.send(IsolationReport(**found.to_json()))
     say_alive(channel)  # loading takes minutes on a machine that has much to do
-    if look:
+    if check:
         from site_agent.trainer.data_checks import answer_checks
 
         answer_checks(config, channel)
@@ -150,7 +150,7 @@ def work_with_others(config: SiteConfig, place: RankPlace, closed: Sequence[Path
 @click.option("--channel", "descriptor", type=int, help="One end of the channel, from the agent.")
 @click.option("--worker", is_flag=True, help="Train together with others.")
 @click.option("--required", is_flag=True, help="Begin only where no connection is possible, whatever site.toml says.")
-@click.option("--look", is_flag=True, help="Check the data for `site-agent check`, and keep nothing.")
+@click.option("--check", is_flag=True, help="Check the data for `site-agent check`, and keep nothing.")
 @click.option("--closed", type=click.Path(path_type=Path), multiple=True, help="A file with a secret, from the agent.")
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 def command(
@@ -158,7 +158,7 @@ def command(
     descriptor: int | None,
     worker: bool,
     required: bool,
-    look: bool,
+    check: bool,
     closed: tuple[Path, ...],
     log_format: str | None,
 ) -> None:
@@ -169,7 +169,7 @@ def command(
     if required:
         config = config.model_copy(update={"site": config.site.model_copy(update={"isolation": "required"})})
     log_to_stderr("site-agent", log_format, json_lines=config.logging.json_lines)
-    if not look:
+    if not check:
         show_progress()
     place = RankPlace.read()
     if worker and place is not None:
@@ -184,7 +184,7 @@ def command(
         if os.getppid() != parent:
             return
     block_signals()
-    serve(config, connection, look=look, closed=closed)
+    serve(config, connection, check=check, closed=closed)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class ReserveRefused(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookSetup(Message):
+class CheckSetup(Message):
     """How to begin for `site-agent check`, which trains nothing that is kept. The manifest comes along.
 
     :ivar ledger: whether there is a privacy ledger.
@@ -123,7 +123,7 @@ class LookSetup(Message):
     :ivar progress: whether somebody watches.
     """
 
-    kind: Literal["look"] = "look"
+    kind: Literal["check-setup"] = "check-setup"
     attached: ClassVar[Literal["vector", "document"] | None] = "document"
     site: Name
     data_key: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){16,64}$")] = field(repr=False)
@@ -133,7 +133,7 @@ class LookSetup(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookAt(Message):
+class CheckOrder(Message):
     """Make one check of data or training."""
 
     kind: Literal["check"] = "check"
@@ -265,20 +265,20 @@ class EvaluatedRound(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundLine(Message):
+class CheckLine(Message):
     """One finding of a check."""
 
-    kind: Literal["found"] = "found"
+    kind: Literal["check-line"] = "check-line"
     verdict: Literal["ok", "warning", "problem", "unchecked"]
     what: Remark
     hint: Remark
 
 
 @dataclass(frozen=True, slots=True)
-class LookDone(Message):
+class CheckDone(Message):
     """There is no further finding of this check."""
 
-    kind: Literal["looked"] = "looked"
+    kind: Literal["check-done"] = "check-done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +293,7 @@ class OrderFailed(Message):
 
 
 FromAgent = (
-    TrainerSetup | TrainRound | EvaluateRound | RoundReserved | ReserveRefused | LookSetup | LookAt | TrainerStop
+    TrainerSetup | TrainRound | EvaluateRound | RoundReserved | ReserveRefused | CheckSetup | CheckOrder | TrainerStop
 )
 FromTrainer = (
     IsolationReport
@@ -303,8 +303,8 @@ FromTrainer = (
     | ReserveRound
     | TrainedRound
     | EvaluatedRound
-    | FoundLine
-    | LookDone
+    | CheckLine
+    | CheckDone
     | OrderFailed
 )
 RECEIVED_BY_TRAINER: Final = TypeAdapter[Any](Annotated[FromAgent, Field(discriminator="kind")])

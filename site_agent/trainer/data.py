@@ -13,7 +13,7 @@ from lazaret import files
 from lazaret.errors import ConfigError, DataError
 from npr.config import LabelsOfImage
 from npr.data.dataset import FederatedDataset, SiteData
-from npr.data.sides import KeyedSides, SideBook, SideRule, StratifiedSides, spelt_sides
+from npr.data.sides import KeyedSides, SideBook, SideRule, StratifiedSides, encode_sides
 from npr.data.sources import SourceName, open_dataset
 from npr.data.store import Fault, ImageStorage, PerUnitStorage
 from security.identity.manifest import Manifest
@@ -166,7 +166,7 @@ def summary(dataset: FederatedDataset, data: SiteData, key: bytes, *, version: s
 
 def fingerprint(dataset: FederatedDataset, data: SiteData, key: bytes) -> str:
     """Of the content: images, labels, patients and sides. Keyed, because hashes of small data sets can be guessed."""
-    return _keyed(key, f"{dataset.fingerprint}\n{data.name}\n{spelt_sides(dataset.sides)}")
+    return _keyed(key, f"{dataset.fingerprint}\n{data.name}\n{encode_sides(dataset.sides)}")
 
 
 def _keyed(key: bytes, described: str) -> str:

@@ -18,14 +18,14 @@ from lazaret.process import end
 from lazaret.terminal import show_progress
 from npr.data.catalogue import NO_SITE, assemble
 from npr.data.dataset import FederatedDataset, Samples, SiteData
-from npr.data.sources import Look, Survey, inspect_images, survey
+from npr.data.sources import ImageFindings, Survey, inspect_images, survey
 from npr.data.store import Fault, FaultKind
 from npr.recipe import Recipe, check_code, recipe_of
 from security.crypto import encoding
 from security.identity.manifest import Manifest
 from security.identity.pinned_files import InitialModel, pinned_model
 from site_agent.config import SiteConfig
-from site_agent.trainer.channel import MAX_REMARK, Channel, FoundLine, LookAt, LookDone, LookSetup, TrainerStop
+from site_agent.trainer.channel import MAX_REMARK, Channel, CheckDone, CheckLine, CheckOrder, CheckSetup, TrainerStop
 from site_agent.trainer.data import image_size_of, labels_by, ours, side_rule
 from site_agent.trainer.shared_memory import shared_document
 
@@ -36,7 +36,7 @@ class DataCheckContext:
 
     config: SiteConfig
     manifest: Manifest
-    setup: LookSetup
+    setup: CheckSetup
 
     @shared("the initial model cannot be used")
     def initial(self) -> InitialModel:
@@ -88,7 +88,7 @@ def answer_checks(config: SiteConfig, channel: Channel) -> None:
         end(0)
         return
     setup, document = begun
-    if not isinstance(setup, LookSetup) or document is None:
+    if not isinstance(setup, CheckSetup) or document is None:
         raise LocalProtocolError("the first order says how to begin", where="trainer")
     if setup.progress:
         show_progress()
@@ -96,12 +96,12 @@ def answer_checks(config: SiteConfig, channel: Channel) -> None:
     context = DataCheckContext(config=config, manifest=manifest, setup=setup)
     while (received := channel.receive()) is not None:
         order = received[0]
-        if not isinstance(order, LookAt) or order.name not in DATA_CHECKS:
+        if not isinstance(order, CheckOrder) or order.name not in DATA_CHECKS:
             break
         for line in run({order.name: DATA_CHECKS[order.name]}, context):
             what, hint = line.what[:MAX_REMARK], line.hint[:MAX_REMARK]
-            channel.send(FoundLine(verdict=line.verdict.value, what=what, hint=hint))
-        channel.send(LookDone())
+            channel.send(CheckLine(verdict=line.verdict.value, what=what, hint=hint))
+        channel.send(CheckDone())
     end(0)
 
 
@@ -199,7 +199,7 @@ def _sides(context: DataCheckContext) -> dict[str, str]:
     return {name: side for side, samples in sides if samples is not None for name in samples.ids}
 
 
-def _twice(listed: Survey, seen: Look, sides: dict[str, str]) -> Iterator[Line]:
+def _twice(listed: Survey, seen: ImageFindings, sides: dict[str, str]) -> Iterator[Line]:
     if not seen.same:
         yield ok("no image occurs twice")
         return

@@ -33,7 +33,7 @@ _READERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class InputFiles:
     """Files in order, each with the name it has in the result, and how many others were passed over."""
 
     files: tuple[tuple[str, Path], ...]
@@ -41,7 +41,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class FileBatch:
     """Some files: the pixels of those that could be read, and what was wrong with the others."""
 
     names: tuple[str, ...]
@@ -76,20 +76,20 @@ def shown_frame(options: Mapping[str, Any]) -> Frame:
     return found
 
 
-def find(source: Path, decoding: Decoding) -> Found:
+def find(source: Path, decoding: Decoding) -> InputFiles:
     """The files behind one name, sorted; a folder is searched with its sub-folders."""
     dicom = decoding.dicom
     if source.is_dir():
         every = sorted(path for path in source.rglob("*") if path.is_file() and not _hidden(path, source))
         wanted = [path for path in every if (is_dicom(path) if dicom else path.suffix.lower() in SUFFIXES)]
-        found = Found(
+        found = InputFiles(
             files=tuple((path.relative_to(source).as_posix(), path) for path in wanted),
             ignored=len(every) - len(wanted),
         )
     elif source.suffix.lower() == ".csv":
-        found = Found(files=tuple(_listed(source)))
+        found = InputFiles(files=tuple(_listed(source)))
     elif source.exists():
-        found = Found(files=((source.name, source),))
+        found = InputFiles(files=((source.name, source),))
     else:
         raise DataError("there is no such folder, file or table", where=str(source))
     if not found.files:
@@ -118,7 +118,7 @@ def _listed(table: Path) -> Iterator[tuple[str, Path]]:
         raise DataError(f"not a UTF-8 CSV file ({type(error).__name__})", where=str(table)) from None
 
 
-def pieces(found: Found, decoding: Decoding, *, size: int) -> Iterator[Piece]:
+def pieces(found: InputFiles, decoding: Decoding, *, size: int) -> Iterator[FileBatch]:
     """Decode `size` files at a time, one piece ahead of the one in work: memory holds two, however many come."""
     parts = [found.files[start : start + size] for start in range(0, len(found.files), size)]
     with ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="reading") as workers:
@@ -143,10 +143,10 @@ def _decoded(path: Path, name: str, decoding: Decoding) -> Pixels | str:
         return f"cannot be read ({type(error).__name__})"
 
 
-def _piece(part: tuple[tuple[str, Path], ...], read: list[Pixels | str], decoding: Decoding) -> Piece:
+def _piece(part: tuple[tuple[str, Path], ...], read: list[Pixels | str], decoding: Decoding) -> FileBatch:
     good = [pixels for pixels in read if not isinstance(pixels, str)]
     shape = (0, decoding.image_size, decoding.image_size, decoding.channels)
-    return Piece(
+    return FileBatch(
         names=tuple(name for name, _ in part),
         paths=tuple(path for _, path in part),
         problems=tuple(found if isinstance(found, str) else None for found in read),
@@ -252,7 +252,7 @@ def _reports(predictor: Predictor, frame: Frame) -> Reports:
 
 
 def _rows(
-    predictor: Predictor, piece: Piece, summary: PredictionSummary, reports: Reports | None
+    predictor: Predictor, piece: FileBatch, summary: PredictionSummary, reports: Reports | None
 ) -> Iterator[list[str]]:
     empty = [""] * (len(predictor.class_names) + 1 + len(EXPLANATION))
     explained: Iterator[tuple[Any, tuple[str, int, float]]] = iter(())

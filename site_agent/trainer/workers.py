@@ -28,7 +28,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 
 from lazaret.errors import ConfigError, DataError, ToolkitError, WorkerLost
 from npr.data.dataset import FederatedDataset, SiteData
-from npr.data.sides import SpeltSides, spelt_sides
+from npr.data.sides import EncodedSides, encode_sides
 from npr.device import PROCESSOR, Device, open_device, to_host
 from npr.distributed import ALONE, Group, gathered
 from npr.methods import registry
@@ -124,7 +124,7 @@ def terms_of(manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> d
         "code": code_digest(),
         "data": _digest(dataset, data),
         # One letter each; the agent alone has the list or the key by which patients have their sides.
-        "sides": spelt_sides(dataset.sides),
+        "sides": encode_sides(dataset.sides),
     }
 
 
@@ -192,7 +192,7 @@ def _build(config: SiteConfig, order: dict[str, Any], device: Device) -> tuple[M
         image_size=recipe.image_size,
         channels=recipe.in_channels,
         classes=order["classes"],
-        rule=SpeltSides(order["sides"]),
+        rule=EncodedSides(order["sides"]),
         labels=recipe.config.labels,
     )
     if _digest(dataset, data) != order["data"]:

@@ -34,7 +34,7 @@ def test_check_tries_it_and_changes_nothing(world: SiteWorld, monkeypatch: pytes
     before = sorted(config.path.parent.rglob("*"))
     with closing(SiteCheckContext(config=config, clock=world.clock)) as context:
         (line,) = isolation(context)
-        assert context.looking.isolation.attempts["private keys"] == "permission denied", "it was tried"
+        assert context.data_process.isolation.attempts["private keys"] == "permission denied", "it was tried"
     assert line.verdict is CheckVerdict.OK and "could not open a connection: enforced by" in line.what
     # The planted fault: a network is left open, for several processes.
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():

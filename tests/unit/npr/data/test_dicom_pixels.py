@@ -276,7 +276,7 @@ def test_what_pydicom_says_about_a_file_is_heard_by_nobody(tmp_path, capfd, capl
         header = read_header(path, "row 7", pixels=False)
         with as_data_error("header cannot be read", "row 7", ""):
             _ = [str(header.get(name)) for name in ("SeriesNumber", "FrameOfReferenceUID", "PatientID")]
-        assert warnings.filters[0] == _FILTER  # the test of it in `hush` is by equality
+        assert warnings.filters[0] == _FILTER  # the test of it in `silence_libraries` is by equality
     out, err = capfd.readouterr()
     assert not told and NAME[:4] not in out + err + caplog.text
 

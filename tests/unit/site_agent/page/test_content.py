@@ -27,7 +27,7 @@ from security.rng import SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.metrics import AgentCollector, open_metrics
 from site_agent.page import content as learnt
-from site_agent.page.content import Content, Outflow, judge, open_page
+from site_agent.page.content import Content, EgressTotals, judge, open_page
 from site_agent.privacy import ledger_files
 from site_agent.status import AgentPresence
 from tests.support.site_world import SiteWorld
@@ -83,7 +83,7 @@ def test_a_log_is_read_on_from_where_it_was_and_a_torn_line_waits(tmp_path: Path
         for size in (10, 20, 30)
     ]
     segment.write_text(lines[0] + "\n" + lines[1][:40])
-    outflow = Outflow(tmp_path)
+    outflow = EgressTotals(tmp_path)
     outflow.catch_up()
     assert outflow.to_json(0)["total"] == 10
     segment.write_text("".join(f"{line}\n" for line in lines[:2]))

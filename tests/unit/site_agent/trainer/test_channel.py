@@ -29,8 +29,8 @@ from site_agent.trainer.channel import (
     SHOWN_CLASSES,
     Artefact,
     Channel,
+    CheckLine,
     EvaluatedRound,
-    FoundLine,
     IsolationReport,
     OrderFailed,
     ReserveRound,
@@ -320,7 +320,7 @@ def test_texts_arrive_without_control_characters(pair: tuple[Channel, Channel, s
               "keys_readable": False, "exception": ""}  # fmt: skip
     trainer.send(IsolationReport(**report, attempts={evil: evil}, missing={evil: evil}, sentence=evil))  # type: ignore[arg-type]
     trainer.send(OrderFailed(code=evil, message=evil, where=evil, hint=evil))
-    trainer.send(FoundLine(verdict="ok", what=evil, hint=evil))
+    trainer.send(CheckLine(verdict="ok", what=evil, hint=evil))
     for _ in range(3):
         received = agent.receive()
         assert received is not None and "red" in str(received[0])

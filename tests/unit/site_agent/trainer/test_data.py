@@ -16,7 +16,7 @@ from security.rng import SystemRandomness
 from site_agent.config import CoordinatorTable, DataTable, PrivacyTable, SiteConfig, SiteTable
 from site_agent.privacy import check_sides_key, create_ledger, ledger_files, sides_key_file
 from site_agent.trainer.data import fingerprint, open_data, side_rule
-from site_agent.trainer.workers import SpeltSides, spelt_sides
+from site_agent.trainer.workers import EncodedSides, encode_sides
 
 CLASSES = ("nevus", "melanoma", "keratosis")
 KEY = bytes(32)
@@ -107,7 +107,7 @@ class TestKept:
         rows(hospital.path.parent, 170)
         rule = side_rule(hospital, PLAIN, KEY)  # type: ignore[arg-type]
         dataset, ours = open_data(hospital.data, site="graz", image_size=8, classes=CLASSES, rule=rule)
-        told = SpeltSides(spelt_sides(dataset.sides))
+        told = EncodedSides(encode_sides(dataset.sides))
         theirs = open_data(hospital.data, site="graz", image_size=8, classes=CLASSES, rule=told)[1]
         assert images(ours) == images(theirs)
         rows(hospital.path.parent, 171)

@@ -15,7 +15,7 @@ from pydicom.data import get_testdata_file
 from lazaret.errors import ConfigError, DataError
 from npr.data.manifest import Decoding, image_decoding
 from npr.data.sources import open_catalogue
-from site_agent.trainer.predict import Found, decoding_for, find, pieces
+from site_agent.trainer.predict import InputFiles, decoding_for, find, pieces
 
 SLICE = Path(get_testdata_file("CT_small.dcm"))
 
@@ -38,7 +38,7 @@ def test_memory_holds_two_pieces_however_many_files_there_are() -> None:
         return np.zeros((8, 8, 3), dtype=np.uint8)
 
     decoding = Decoding(read=read, channels=3, image_size=8, settings="")
-    found = Found(files=tuple((f"{n}.png", Path(f"{n}.png")) for n in range(203)))
+    found = InputFiles(files=tuple((f"{n}.png", Path(f"{n}.png")) for n in range(203)))
     seen = []
     for piece in pieces(found, decoding, size=10):
         seen += piece.names
@@ -116,5 +116,5 @@ def test_whatever_a_decoder_raises_is_the_files_own_problem() -> None:
         raise MemoryError
 
     decoding = Decoding(read=read, channels=3, image_size=8, settings="")
-    (piece,) = pieces(Found(files=(("x.png", Path("x.png")),)), decoding, size=4)
+    (piece,) = pieces(InputFiles(files=(("x.png", Path("x.png")),)), decoding, size=4)
     assert piece.problems == ("cannot be read (MemoryError)",) and piece.pixels.shape == (0, 8, 8, 3)
