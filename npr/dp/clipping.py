@@ -11,25 +11,22 @@ refused: an estimate could let one patient change the sum by more than the clip.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lazaret.errors import ConfigError
+from lazaret.errors import ConfigError, LocalProtocolError
 from npr import backbones  # noqa: F401  (must run before timm is imported)
-
-from timm.layers import Conv2dSame, Linear as TimmLinear  # isort: skip
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
-
-from lazaret.errors import LocalProtocolError
 from npr.depthwise import kernel_gradients
 from npr.device import to_host
+
+from timm.layers import Conv2dSame, Linear as TimmLinear  # isort: skip
 
 # Norms of one layer. For a layer with input `a` and output gradient `b` (of the *summed* loss) each function returns
 # the squared norm of every record's gradient, and what is needed to form the weighted sum of the gradients afterwards.

@@ -152,7 +152,7 @@ class PrivateRounds:
             reservation=reservation,
             units=data.units,
             # The rate times the noisy size: public, and off by a constant factor at worst.
-            divisor=max(1.0, self._schedule.rate / 2**24 * self.counts.size()),
+            divisor=max(1.0, self._schedule.rate / RATE_ONE * self.counts.size()),
             micro_batch=self.micro_batch,
             engine=self._engine,
             views=self._views,
@@ -248,7 +248,7 @@ class PrivateRounds:
         return self._table[self._data.device.from_host(indices)]
 
     def _parts(self) -> Iterable[Indices]:
-        """Rows that are read at once: no more than memory is said to be there for."""
+        """Rows that are read at once: no more than the setting `micro_batch` allows."""
         most = min(READING_BATCH, self.micro_batch)
         return np.array_split(np.arange(len(self._data.labels)), max(1, -(-len(self._data.labels) // most)))
 

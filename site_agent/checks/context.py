@@ -5,17 +5,16 @@ Clock, disk and memory are passed in.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 from protos import tls  # before grpc: it switches TLS 1.2 off
 
 import grpc  # isort: skip
-from collections.abc import Callable, Iterator
-from dataclasses import field
-from functools import cached_property
-from pathlib import Path
 
 from lazaret import checks
 from lazaret.checks import CheckList, CheckVerdict, Line, Unchecked, shared
