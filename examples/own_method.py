@@ -8,28 +8,25 @@ crosses hospitals is what FedAvg sends, so that nothing else has to be written: 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from npr.methods.base import Method
+from npr.methods.base import Method, MethodOptions
 from npr.methods.registry import register
 from npr.methods.site import Site
 
 
-class FocalOptions(BaseModel):
+class FocalOptions(MethodOptions):
     """`gamma` is how fast weight falls with certainty; 0 is plain cross-entropy."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     gamma: float = Field(default=2.0, ge=0.0)
 
 
 @register("focal+npr", "FedAvg with the focal loss and non-parametric regularisation", npr=True)
 @register("focal", "FedAvg with the focal loss")
 class Focal(Method):
-    Options: ClassVar[type[BaseModel]] = FocalOptions
+    Options = FocalOptions
     options: FocalOptions
 
     def supervised(self, site: Site, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:

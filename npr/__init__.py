@@ -13,6 +13,7 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
     depthwise      fast weight gradients of depthwise convolutions
     params         which parameters make up the shared vector
     wire_layout    from a model to the layout of the vector, and back
+    plugin         a method of one's own: the bytes of its file, run in this process
     task           one label of an image or several: targets, losses, prototypes and probabilities
     losses         losses on features and logits
     prototypes     the prototypes of a site, and the balanced assignment of features to them (Sinkhorn)

@@ -114,6 +114,7 @@ _CODE = (
     "losses.py",
     "model.py",
     "params.py",
+    "plugin.py",
     "prototypes.py",
     "recipe.py",
     "seeds.py",

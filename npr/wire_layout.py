@@ -23,9 +23,9 @@ from lazaret import files
 from lazaret.errors import ConfigError, LocalProtocolError
 from npr.methods import registry
 from npr.methods.base import Method
-from npr.methods.registry import plugin_of
 from npr.model import ModelSpec, SplitModel
 from npr.params import ParameterEntry, ParameterManifest, Vector, flat_on_host
+from npr.plugin import plugin_of
 from npr.recipe import Recipe, code_digest
 from security.secagg.layout import Layout
 

@@ -14,7 +14,7 @@ from lazaret.errors import ConfigError, LocalProtocolError
 from npr.config import LabelsOfImage
 from npr.data.catalogue import Catalogue
 from npr.data.sources import open_catalogue
-from npr.methods.registry import run_plugin
+from npr.plugin import run_plugin
 from security.identity.pinned_files import read_plugin
 
 VARIABLE = "LAZARET_LAB_PLUGINS"

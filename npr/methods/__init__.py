@@ -10,7 +10,7 @@ Imported by: coordinator, npr, npr.dp, npr.lab, site_agent.
     base          what a method is
     site          what one hospital holds
     regulariser   prototypes and their loss, for any method
-    registry      the names of methods, those of plugins among them
+    registry      the names of methods
     fedavg        the weighted mean of everything; and all images in one place
     fedprox       FedAvg with a pull towards the received model
     fedlc         logits shifted by class frequency

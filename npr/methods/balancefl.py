@@ -9,25 +9,24 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from npr.data.loader import Batch, Sampler
 from npr.device import number
-from npr.methods.base import Method
+from npr.methods.base import Method, MethodOptions
 from npr.methods.registry import register
 from npr.methods.site import Site
 from npr.seeds import generator
 
 
-class BalanceOptions(BaseModel):
+class BalanceOptions(MethodOptions):
     """Weights of distillation and entropy, the distillation temperature, and the number of noise vectors per round.
 
     `with_prior` adds the log prior on top of balanced sampling, which corrects twice.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     distillation: float = Field(default=1.0, ge=0.0)
     distillation_temperature: float = Field(default=2.0, gt=0.0)
     entropy: float = Field(default=0.002, ge=0.0)
@@ -64,7 +63,7 @@ def feature_noise(features: Tensor, labels: Tensor, count: int, draws: torch.Gen
 
 @register("balancefl", "class-balanced sampling, feature noise, distillation for absent classes")
 class BalanceFL(Method):
-    Options: ClassVar[type[BaseModel]] = BalanceOptions
+    Options = BalanceOptions
     options: BalanceOptions
     one_label: ClassVar[str] = "it samples images evenly by their one class"
     divisible: ClassVar[bool] = False

@@ -34,8 +34,8 @@ Prediction = Literal["head", "prototype", "both"]
 EVERYTHING = frozenset({"extractor", "norm", "statistics", "head"})
 
 
-class NoOptions(BaseModel):
-    """Options of a method that has none; methods with options replace it."""
+class MethodOptions(BaseModel):
+    """Options of a method that has none; those of others derive from it, so that a key nobody knows is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,7 +53,7 @@ class Method:
     :cvar one_label: why it has no form for several labels of an image; empty if it has one.
     """
 
-    Options: ClassVar[type[BaseModel]] = NoOptions
+    Options: ClassVar[type[BaseModel]] = MethodOptions
     shared: ClassVar[frozenset[str]] = EVERYTHING
     personal: ClassVar[bool] = False
     models: ClassVar[tuple[Kind, ...]] = ()
@@ -63,9 +63,7 @@ class Method:
     divisible: ClassVar[bool] = True
     one_label: ClassVar[str] = "it was made for one label of an image"
 
-    def __init__(
-        self, config: TrainConfig, *, name: str, npr: bool = False, predict: Prediction = "head"
-    ) -> None:
+    def __init__(self, config: TrainConfig, *, name: str, npr: bool = False, predict: Prediction = "head") -> None:
         check_many(config, name, self.one_label)
         self.config = config
         self.task = task_of(config)

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from npr.device import to_host
-from npr.methods.base import Kind, Method
+from npr.methods.base import Kind, Method, MethodOptions
 from npr.methods.registry import register
 from npr.methods.site import Site
 from npr.model import ModelSpec, SplitModel, build_model, feature_width, linear
@@ -24,10 +24,9 @@ from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.seeds import derive, generator
 
 
-class CreffOptions(BaseModel):
+class CreffOptions(MethodOptions):
     """Synthetic features per class, steps and rates of matching them and of re-training the head on them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     per_class: int = Field(default=100, ge=1)
     matching_steps: int = Field(default=100, ge=0)
     matching_rate: float = Field(default=0.1, gt=0.0)
@@ -65,7 +64,7 @@ def matching_loss(synthetic: Tensor, head: nn.Linear, target: Tensor, owned: Ten
 class CReFF(Method):
     """Sites train as in FedAvg, from the averaged head. The re-trained head is for gradients and for deployment."""
 
-    Options: ClassVar[type[BaseModel]] = CreffOptions
+    Options = CreffOptions
     options: CreffOptions
     one_label: ClassVar[str] = "its server makes features of one class each"
     judged: ClassVar[Kind] = "global"

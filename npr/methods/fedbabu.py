@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from npr.methods.base import EVERYTHING, Kind, Method
+from npr.methods.base import EVERYTHING, Kind, Method, MethodOptions
 from npr.methods.registry import register
 from npr.methods.site import Site
 from npr.seeds import derive
 from npr.training import LocalReport, descend, training_only
 
 
-class BabuOptions(BaseModel):
+class BabuOptions(MethodOptions):
     """`finetune_epochs` of body and head (or `finetune_head_only`) after the last round, at the last rate."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     finetune_epochs: int = Field(default=5, ge=0)
     finetune_head_only: bool = False
 
@@ -27,7 +26,7 @@ class BabuOptions(BaseModel):
 class FedBABU(Method):
     """The head is the initial model's at every site, in no optimiser while the federation runs."""
 
-    Options: ClassVar[type[BaseModel]] = BabuOptions
+    Options = BabuOptions
     options: BabuOptions
     one_label: ClassVar[str] = ""
     shared: ClassVar[frozenset[str]] = EVERYTHING - {"head"}

@@ -5,26 +5,25 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from npr.methods.base import Method
+from npr.methods.base import Method, MethodOptions
 from npr.methods.registry import register
 from npr.methods.site import Site
 
 
-class CalibrationOptions(BaseModel):
+class CalibrationOptions(MethodOptions):
     """`tau` scales the margin; `with_prior` adds the log prior of balanced softmax too, which corrects twice."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     tau: float = Field(default=1.0, ge=0.0)
     with_prior: bool = False
 
 
 @register("fedlc", "logits calibrated by local counts to the power -1/4")
 class FedLC(Method):
-    Options: ClassVar[type[BaseModel]] = CalibrationOptions
+    Options = CalibrationOptions
     options: CalibrationOptions
     one_label: ClassVar[str] = "its margins are between classes of one softmax"
 

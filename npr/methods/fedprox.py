@@ -5,26 +5,25 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from npr.data.loader import Batch
-from npr.methods.base import Method
+from npr.methods.base import Method, MethodOptions
 from npr.methods.registry import register
 from npr.methods.site import Site
 
 
-class ProxOptions(BaseModel):
+class ProxOptions(MethodOptions):
     """`mu` is the strength of the penalty; the authors name no universal value."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     mu: float = Field(default=0.01, ge=0.0)
 
 
 @register("fedprox+npr", "FedProx with non-parametric regularisation", npr=True)
 @register("fedprox", "FedAvg with a quadratic penalty towards the received model")
 class FedProx(Method):
-    Options: ClassVar[type[BaseModel]] = ProxOptions
+    Options = ProxOptions
     options: ProxOptions
     one_label: ClassVar[str] = ""
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from npr.methods.base import EVERYTHING, Method
+from npr.methods.base import EVERYTHING, Method, MethodOptions
 from npr.methods.registry import register
 from npr.methods.site import Site
 from npr.seeds import derive, generator
 from npr.training import LocalReport, training_only
 
 
-class RepOptions(BaseModel):
+class RepOptions(MethodOptions):
     """Passes over the features that fit the head, in each round and once more after the last aggregation."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     head_epochs: int = Field(default=1, ge=0)
     final_head_epochs: int = Field(default=10, ge=0)
 
@@ -27,7 +26,7 @@ class RepOptions(BaseModel):
 class FedRep(Method):
     """Head first, body second; the reverse order is another algorithm. NPR has no say in the head phase."""
 
-    Options: ClassVar[type[BaseModel]] = RepOptions
+    Options = RepOptions
     options: RepOptions
     one_label: ClassVar[str] = ""
     shared: ClassVar[frozenset[str]] = EVERYTHING - {"head"}

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional
 
 from npr.data.loader import Batch
 from npr.losses import balanced_softmax
-from npr.methods.base import Kind, Method
+from npr.methods.base import Kind, Method, MethodOptions
 from npr.methods.registry import register
 from npr.methods.site import Site
 from npr.model import ModelSpec, SplitModel, build_model, feature_width
 
 
-class RodOptions(BaseModel):
+class RodOptions(MethodOptions):
     """Loss of the personal branch: "ce" follows the local prior (the original), "bsm" corrects for it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     personal_loss: Literal["ce", "bsm"] = "ce"
 
 
@@ -28,7 +26,7 @@ class RodOptions(BaseModel):
 class FedRoD(Method):
     """Only the personal head gets the second gradient; it is not among the shared groups and starts at zero."""
 
-    Options: ClassVar[type[BaseModel]] = RodOptions
+    Options = RodOptions
     options: RodOptions
     one_label: ClassVar[str] = "the loss of its personal head is over classes that exclude each other"
     personal: ClassVar[bool] = True

@@ -5,30 +5,29 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from npr.methods.base import Method
+from npr.methods.base import Method, MethodOptions
 from npr.methods.registry import register
 from npr.methods.site import Site
 
 
-class RestrictedOptions(BaseModel):
+class RestrictedOptions(MethodOptions):
     """`alpha` multiplies the logits of absent classes.
 
     `floor` is the prior that balanced softmax gives them: "smallest" is the site's rarest present class, "epsilon" the
     1e-9 of the FedNPR release, under which absent classes vanish from the softmax and the method is FedAvg.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     alpha: float = Field(default=0.5, ge=0.0, le=1.0)
     floor: Literal["smallest", "epsilon"] = "smallest"
 
 
 @register("fedrs", "logits of absent classes are scaled down in training")
 class FedRS(Method):
-    Options: ClassVar[type[BaseModel]] = RestrictedOptions
+    Options = RestrictedOptions
     options: RestrictedOptions
     one_label: ClassVar[str] = "it scales the logits of absent classes, which sigmoids do not compare"
 

@@ -6,13 +6,13 @@ import copy
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from npr.data.loader import Batch
 from npr.device import to_host
-from npr.methods.base import EVERYTHING, Method
+from npr.methods.base import EVERYTHING, Method, MethodOptions
 from npr.methods.registry import register
 from npr.methods.site import Site
 from npr.model import ModelSpec, SplitModel, build_model, feature_width, linear
@@ -22,10 +22,9 @@ from npr.training import LocalReport
 _PREVIOUS = "previous/"
 
 
-class MoonOptions(BaseModel):
+class MoonOptions(MethodOptions):
     """`mu` weighs the contrast, `tau` is its temperature, `width` the width of the projection."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     mu: float = Field(default=1.0, ge=0.0)
     tau: float = Field(default=0.5, gt=0.0)
     width: int = Field(default=256, ge=1)
@@ -44,7 +43,7 @@ def contrast(current: Tensor, received: Tensor, previous: Tensor, tau: float) ->
 class Moon(Method):
     """The head sits on a projection, which is part of the model and shared. NPR acts on the features before it."""
 
-    Options: ClassVar[type[BaseModel]] = MoonOptions
+    Options = MoonOptions
     options: MoonOptions
     one_label: ClassVar[str] = ""
     shared: ClassVar[frozenset[str]] = EVERYTHING | {"projection"}

@@ -6,7 +6,7 @@ import logging
 
 from lazaret.errors import ConfigError
 from npr.methods import registry
-from npr.methods.registry import run_plugin
+from npr.plugin import run_plugin
 from security.identity.manifest import PluginFile
 from security.identity.pinned_files import pinned_plugin
 from site_agent.config import SiteConfig

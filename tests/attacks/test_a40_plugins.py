@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError, PolicyViolation, ToolkitError
+from npr import plugin as running
 from npr.methods import registry
-from npr.methods import registry as running
 from security.identity import pinned_files
 from security.identity.manifest import Manifest, PluginFile
 from security.identity.pinned_files import read_plugin

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError
+from npr import plugin
 from npr.lab import plugins
 from npr.methods import registry
 
@@ -35,7 +36,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.names()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     monkeypatch.setattr(plugins, "_loaded", set())
-    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(plugin, "_loaded", {})
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
 
 

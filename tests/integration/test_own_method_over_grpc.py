@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from npr import plugin
 from npr.lab import plugins
 from npr.methods import registry
 from scripts.local_federation.federation import FederationFolders, Party
@@ -30,7 +31,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process as `npr-lab --plugin` has it; afterwards nothing of it is left."""
     registry.names()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(plugin, "_loaded", {})
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setenv(plugins.VARIABLE, str(EXAMPLE))
     plugins.load_plugins()

@@ -242,7 +242,7 @@ def test_folders_are_found_however_they_are_written(config: SiteConfig, line: st
 
 
 def test_folders_that_cannot_be_found_are_refused(config: SiteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backup.copies, "place_here", lambda _: None)
+    monkeypatch.setattr(backup.control, "place_here", lambda _: None)
     text = config.path.read_text()
     (old,) = [row for row in text.splitlines() if row.startswith("state = ")]
     config.path.write_text(text.replace(old, f'state = "{config.state}"'))

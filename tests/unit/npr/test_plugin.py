@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError
+from npr import plugin
 from npr.methods import registry
-from npr.methods.registry import plugin_of, run_plugin
+from npr.plugin import plugin_of, run_plugin
 
 SOURCE = b"""
 from __future__ import annotations
@@ -31,7 +32,7 @@ class OfATest(Method):
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.names()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(plugin, "_loaded", {})
 
 
 def test_it_runs_once_and_is_known_by_its_methods() -> None:
