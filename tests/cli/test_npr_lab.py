@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +17,12 @@ import pytest
 import torch
 from PIL import Image
 
+from npr import plugin
 from npr.data import manifest as manifest_source
 from npr.data import store
+from npr.lab import plugins
 from npr.lab.cli import main
+from npr.methods import registry
 from tests.support.processes import running
 
 COMMAND = [sys.executable, "-m", "npr.lab.cli"]
@@ -49,6 +53,26 @@ def lab(capfd, monkeypatch):
 
     yield run
     torch.set_num_threads(threads)
+
+
+SMALL_RUN = ["run", *TINY, "--methods", "fedavg,local", "--rounds", "1", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    """One finished run for all tests that begin with one; each changes a copy of its own."""
+    out, threads = tmp_path_factory.mktemp("small-run"), torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["npr-lab", *SMALL_RUN, "--out", str(out)])
+        with pytest.raises(SystemExit, match="0"):
+            main()
+    torch.set_num_threads(threads)
+    return out
+
+
+@pytest.fixture
+def finished(small_run, tmp_path):
+    return shutil.copytree(small_run, tmp_path / "finished")
 
 
 def results(out):
@@ -138,10 +162,9 @@ def test_workers_die_with_their_parent(tmp_path):
     wait_until(lambda: not any(running(pid) for pid in workers))
 
 
-def test_workers_share_the_cells_and_find_the_same_as_one_process(lab, tmp_path):
-    arguments = [*TINY, "--methods", "local,fedavg", "--rounds", "1", "--threads", "1"]
-    one = json.loads(lab("run", *arguments, "--out", tmp_path / "one", "--json").out)
-    two = json.loads(lab("run", *arguments, "--out", tmp_path / "two", "--workers", "2", "--json").out)
+def test_workers_share_the_cells_and_find_the_same_as_one_process(lab, small_run, tmp_path):
+    one = results(small_run)
+    two = json.loads(lab(*SMALL_RUN, "--out", tmp_path / "two", "--workers", "2", "--json").out)
     assert [cell["variant"] for cell in two["cells"]] == ["fedavg", "local"]
     assert [cell["final"] for cell in one["cells"]] == [cell["final"] for cell in two["cells"]]
 
@@ -256,10 +279,20 @@ def test_a_site_with_one_image_is_refused_by_name(lab, manifest):
     assert not manifest.out.exists()
 
 
+@pytest.fixture
+def own_registry(monkeypatch):
+    """A plugin stays registered for as long as its process lives: here for as long as the test."""
+    registry.names()
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(plugin, "_loaded", {})
+    monkeypatch.setattr(plugins, "_loaded", set())
+    monkeypatch.setenv(plugins.VARIABLE, "")
+
+
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_cell_with_a_bug_in_it_fails_alone_and_leaves_its_traceback(tmp_path, workers):
-    plugin = tmp_path / "broken.py"
-    plugin.write_text(
+def test_a_cell_with_a_bug_in_it_fails_alone_and_leaves_its_traceback(lab, own_registry, tmp_path, workers):
+    broken = tmp_path / "broken.py"
+    broken.write_text(
         "from npr.methods.base import Method\n"
         "from npr.methods.registry import register\n\n\n"
         "@register('broken', 'raises what nobody expects')\n"
@@ -268,12 +301,8 @@ def test_a_cell_with_a_bug_in_it_fails_alone_and_leaves_its_traceback(tmp_path, 
         "        return 1 // 0\n"
     )
     out = tmp_path / "out"
-    run = ["--methods", "broken,local", "--rounds", "1", "--out", str(out), "--workers", str(workers), "--json"]
-    # In a process of its own: a plugin stays registered for as long as its process lives.
-    command = [*COMMAND, "--plugin", str(plugin), "run", *TINY, *run]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    content = json.loads(done.stdout)
+    run = ["--methods", "broken,local", "--rounds", 1, "--out", out, "--workers", workers, "--json"]
+    content = json.loads(lab("--plugin", broken, "run", *TINY, *run, expect=1).out)
     assert [cell["variant"] for cell in content["cells"]] == ["local"]
     error = content["failed"][0]["error"]
     assert error.startswith("unexpected ZeroDivisionError: see cells/broken.")
@@ -290,15 +319,13 @@ def test_images_are_decoded_once_for_all_cells(lab, manifest, monkeypatch):
     assert len(decoded) == 36
 
 
-def test_cells_of_other_defaults_do_not_share_a_row(lab, tmp_path):
-    arguments = ["run", *TINY, "--methods", "local", "--rounds", 1, "--out", tmp_path]
-    lab(*arguments)
-    content = results(tmp_path)
+def test_cells_of_other_defaults_do_not_share_a_row(lab, finished):
+    content = results(finished)
     content["cells"][0]["config_hash"] = "0" * 64
-    (tmp_path / "results.json").write_text(json.dumps(content))
-    before = (tmp_path / "results.json").read_bytes()
-    assert "with other defaults" in lab(*arguments, "--seeds", "0-1", expect=2).err
-    assert (tmp_path / "results.json").read_bytes() == before
+    (finished / "results.json").write_text(json.dumps(content))
+    before = (finished / "results.json").read_bytes()
+    assert "with other defaults" in lab(*SMALL_RUN, "--out", finished, "--seeds", "0-1", expect=2).err
+    assert (finished / "results.json").read_bytes() == before
 
 
 def test_a_dry_run_names_the_cells(lab, tmp_path):
@@ -334,14 +361,12 @@ def _curves_of_a_run_that_is_finished(lab, arguments, out):
     assert all(re.fullmatch(r"[\w.\- :/]+", name) for name in names), "MLflow reads no run with another name in it"
 
 
-def test_tables_of_a_run(lab, tmp_path):
-    arguments = ["run", *TINY, "--methods", "fedavg,local", "--rounds", 1, "--out", tmp_path]
-    lab(*arguments)
-    rows = json.loads(lab("table", tmp_path, "--json", "--reference", "local").out)["rows"]
+def test_tables_of_a_run(lab, finished):
+    rows = json.loads(lab("table", finished, "--json", "--reference", "local").out)["rows"]
     assert next(row for row in rows if row["variant"] == "fedavg")["difference"]["reference"].startswith("local:")
-    assert "### Table E" in lab("table", tmp_path, "--paper", "--dataset", "ich").out
-    text = lab("table", tmp_path, "--format", "csv").out
-    cells = {cell["key"]: cell for cell in results(tmp_path)["cells"]}
+    assert "### Table E" in lab("table", finished, "--paper", "--dataset", "ich").out
+    text = lab("table", finished, "--format", "csv").out
+    cells = {cell["key"]: cell for cell in results(finished)["cells"]}
     read = list(csv.DictReader(io.StringIO(text)))
     assert {row["side"] for row in read} == {"validation", "test"} and {row["key"] for row in read} == set(cells)
     for row in read:
@@ -349,8 +374,8 @@ def test_tables_of_a_run(lab, tmp_path):
         value = cells[row["key"]][side][row["model"]][row["predictor"]]["mean_bacc"]
         assert row["mean_bacc"] == ("" if value is None else repr(value))
     assert [row["chosen"] for row in read if row["side"] == "test"].count("True") == 2
-    _curves_of_a_run_that_is_finished(lab, arguments, tmp_path)
-    assert "run `npr-lab run --out DIR` first" in lab("table", tmp_path / "nowhere", expect=2).err
+    _curves_of_a_run_that_is_finished(lab, [*SMALL_RUN, "--out", finished], finished)
+    assert "run `npr-lab run --out DIR` first" in lab("table", finished / "nowhere", expect=2).err
 
 
 def test_ray_is_an_extra_that_is_asked_for_by_name(lab, tmp_path, monkeypatch):
