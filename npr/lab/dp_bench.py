@@ -11,9 +11,8 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -27,6 +26,7 @@ from npr.depthwise import speed_up_depthwise
 from npr.dp.clipping import ClippedGradient
 from npr.dp.engine import without_batch_norm
 from npr.dp.sgd import DpSgd, Indices
+from npr.lab.bench import Seconds, alternate
 from security.dp.accountant import RATE_ONE, dp_sgd_event
 from security.dp.ledger import Reservation
 from security.dp.noise import NoiseSource, Units
@@ -44,7 +44,8 @@ def bench(
     """Ratios of medians. `opacus_batch` is smaller than `batch`: its default needs some 150 MB for each record."""
     setup = _Setup(batch, size)
     steps = {"plain_nchw": setup.plain(False), "plain_channels_last": setup.plain(True), "dp": setup.dp(repeats + 2)}
-    seconds, cpu = _interleaved(steps, repeats)
+    timed = alternate(steps, repeats=repeats, warm_up=1)
+    seconds, cpu = _medians(timed, "wall"), _medians(timed, "cpu")
     plain = min(seconds["plain_nchw"], seconds["plain_channels_last"])
     memory = {variant: _growth_in_own_process(variant, batch, size) for variant in ("plain", "dp")}
     result: dict[str, float | int | str] = {
@@ -65,7 +66,8 @@ def bench(
         small = _Setup(opacus_batch, size)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pair, _ = _interleaved({"plain": small.plain(True), "opacus": small.opacus()}, min(3, repeats))
+            tasks = {"plain": small.plain(True), "opacus": small.opacus()}
+            pair = _medians(alternate(tasks, repeats=min(3, repeats), warm_up=1), "wall")
         result["opacus_batch"] = opacus_batch
         result["opacus_default_step_over_plain_step"] = pair["opacus"] / pair["plain"]
     return result
@@ -161,23 +163,9 @@ class _Setup:
         return worst
 
 
-def _interleaved(steps: dict[str, Step], repeats: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds by the clock and by the processor (all threads) of each step.
-
-    They are taken in turns, so that a busy machine is busy for all of them.
-    """
-    wall: dict[str, list[float]] = {name: [] for name in steps}
-    cpu: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step()
-    for _ in range(repeats):
-        for name, step in steps.items():
-            started = time.perf_counter(), time.process_time()
-            step()
-            wall[name].append(time.perf_counter() - started[0])
-            cpu[name].append(time.process_time() - started[1])
-    medians = ({name: statistics.median(values) for name, values in kind.items()} for kind in (wall, cpu))
-    return next(medians), next(medians)
+def _medians(timed: Mapping[str, Sequence[Seconds]], of: str) -> dict[str, float]:
+    """Of time by the clock, or of the processor's (all threads)."""
+    return {name: statistics.median(getattr(each, of) for each in values) for name, values in timed.items()}
 
 
 def _growth_in_own_process(variant: str, batch: int, size: int) -> int:
