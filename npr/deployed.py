@@ -248,14 +248,6 @@ def difference(found: NDArray[Any], expected: NDArray[Any]) -> OnnxDifference:
     )
 
 
-def read_about(content: bytes) -> dict[str, Any]:
-    """What `write_onnx` noted in the file."""
-    model = _need("onnx").load_model_from_string(content)
-    props = {prop.key: prop.value for prop in model.metadata_props}
-    about: dict[str, Any] = json.loads(props.get(_KEY, "{}"))
-    return about
-
-
 def _session(content: bytes, where: str) -> Any:
     runtime = _need("onnxruntime")
     options = runtime.SessionOptions()

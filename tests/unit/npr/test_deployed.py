@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from lazaret.errors import LocalProtocolError, VerificationFailed
 from npr.config import TrainConfig
 from npr.data.dataset import Samples
 from npr.data.sources import open_dataset
-from npr.deployed import Deployed, check_onnx, difference, read_about, write_onnx
+from npr.deployed import Deployed, check_onnx, difference, write_onnx
 from npr.federation import Federation
 from npr.methods import registry
 from npr.methods.regulariser import Regulariser
@@ -168,7 +169,8 @@ def test_another_training_step_is_found_too(trained: tuple[Deployed, np.ndarray]
 
 
 def test_the_file_says_what_it_is_and_nothing_of_this_machine(exported: bytes) -> None:
-    assert read_about(exported) == {"classes": ["é", "b"]}
+    noted = {prop.key: prop.value for prop in onnx.load_model_from_string(exported).metadata_props}
+    assert json.loads(noted["lazaret"]) == {"classes": ["é", "b"]}
     assert b"site-packages" not in exported and b".py" not in exported
 
 
