@@ -148,7 +148,7 @@ HONEST: dict[str, dict[str, Any]] = {
         "round": 1, "samples": 7, "loss_sum": 0.5, "hits": 2, "steps": 4, "wall_ms": 9, "artefacts": [ARTEFACT],
     },
     "evaluated": {"round": 1, "predictor": "head", "test": SIDE},
-    "found": {"verdict": "ok", "what": "w", "hint": "h"},
+    "check-line": {"verdict": "ok", "what": "w", "hint": "h"},
     "failed": {"code": "x", "message": "m"},
 }  # fmt: skip
 LONG = "n" * 2001
@@ -188,8 +188,8 @@ LONG = "n" * 2001
         ("evaluated", {"test": SIDE | {"bacc": -0.1}}),
         ("evaluated", {"test": SIDE | {"bauc": 1.1}}),
         ("evaluated", {"test": SIDE | {"confusion": [[1]] * (SHOWN_CLASSES + 1)}}),
-        ("found", {"verdict": "good"}),
-        ("found", {"what": LONG}),
+        ("check-line", {"verdict": "good"}),
+        ("check-line", {"what": LONG}),
         ("failed", {"where": LONG}),
         ("failed", {"hint": LONG}),
         ("failed", {"code": ""}),
