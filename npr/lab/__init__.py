@@ -11,7 +11,8 @@ Imported by: nothing; it is run.
     cell        one training run: train, keep the models, score them on the validation side
     models      trained models and their scores on one side of the data
     predictors  head, prototypes, refitted head and mixtures: prediction as an axis of its own
-    run         one run of a plan: what the validation side chooses, and the one look at test images after it
+    choices     what the validation sides choose, and the one look at test images after it
+    run         one run of a plan
     engines     cells in this process, in worker processes or on a Ray cluster
     store       results.json and the folders of cells
     summary     from cells to the rows of a table

@@ -1,7 +1,7 @@
 """One cell: train a federation for some rounds, keep its models, and score them on the validation side.
 
 The federation is saved after every round, so that a killed cell continues at the round where it was. The test side is
-not here: it is opened once, when the choices are fixed (npr/lab/run.py).
+not here: it is opened once, when the choices are fixed (npr/lab/choices.py).
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def together(dataset: FederatedDataset) -> FederatedDataset:
 
 
 def load_data(settings: Settings, fold: int | str, *, with_test: bool = False) -> FederatedDataset:
-    """One fold. The test side is empty unless `with_test`, which only npr/lab/run.py may ask for."""
+    """One fold. The test side is empty unless `with_test`, which only npr/lab/choices.py may ask for."""
     data = settings.data
     catalogue = _catalogue(data.source, data.image_size, data.seed, labels_of(settings))
     own = "validation" in sides_of(catalogue, fold, folds=data.folds, seed=data.seed)

@@ -323,7 +323,7 @@ READERS = {"numpy", "tolist", "item", "cpu"}
 # Host data from the start: tables, files, plots, and arrays of numpy, which have `tolist` too.
 HOST_ONLY = {
     "npr/bootstrap.py", "npr/metrics.py", "npr/dp/audit.py", "npr/dp/releases.py", "npr/lab/bench.py",
-    "npr/lab/plots.py", "npr/lab/run.py", "npr/lab/dp_bench.py", "npr/device.py",
+    "npr/lab/plots.py", "npr/lab/choices.py", "npr/lab/run.py", "npr/lab/dp_bench.py", "npr/device.py",
 }  # fmt: skip
 
 

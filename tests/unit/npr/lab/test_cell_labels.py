@@ -8,9 +8,9 @@ import pytest
 from lazaret.errors import ConfigError, PolicyViolation
 from npr.data.generated import FINDINGS
 from npr.lab.cell import run_cell
+from npr.lab.choices import settle
 from npr.lab.plan import Cell, DataSettings, ModelSettings, Settings
 from npr.lab.request import PRESETS, make_plan
-from npr.lab.run import settle
 from npr.lab.store import ResultStore
 from npr.lab.summary import _recall
 

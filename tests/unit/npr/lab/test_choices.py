@@ -8,11 +8,11 @@ import pytest
 
 from lazaret.errors import ConfigError
 from npr.lab import cell as cells
-from npr.lab import run
+from npr.lab import choices
 from npr.lab.cell import load_data, run_cell, train_digest
+from npr.lab.choices import Choices, choose, judge, open_test, settle
 from npr.lab.models import BEST_SITE
 from npr.lab.plan import Cell, DataSettings, LabPlan, ModelSettings, Settings
-from npr.lab.run import Choices, choose, judge, open_test, settle
 from npr.lab.store import ResultStore
 from npr.metrics import Predictions, load_predictions, save_predictions
 
@@ -49,15 +49,15 @@ def test_the_three_sides_hold_different_patients():
 
 
 def test_one_module_alone_opens_the_test_side():
-    root = Path(run.__file__).parents[2]
+    root = Path(choices.__file__).parents[2]
     opening = [path for path in (root / "npr").rglob("*.py") if "with_test=True" in path.read_text()]
-    assert [path.name for path in opening] == ["run.py"]
+    assert [path.name for path in opening] == ["choices.py"]
 
 
 def test_no_test_image_is_read_before_the_choice_is_fixed(store, monkeypatch):
     asked = []
     original = cells.load_data
-    monkeypatch.setattr(run, "load_data", lambda *a, **k: asked.append(k) or original(*a, **k))
+    monkeypatch.setattr(choices, "load_data", lambda *a, **k: asked.append(k) or original(*a, **k))
     (cell,) = trained(store, made(0.01))
     folder = store.directory(cell)
     with pytest.raises(ConfigError, match="nothing is chosen yet"):
@@ -84,9 +84,9 @@ def test_values_that_were_not_chosen_are_never_judged(store):
 def test_twin_with_the_check_off_test_images_choose_the_value(store, monkeypatch):
     """What the check is for: were test images readable first, the value that is best on them alone is reported."""
     wanted = trained(store, made(0.01, 0.0001))
-    as_it_is = run.open_test
-    monkeypatch.setattr(run, "open_test", lambda out, s, cell, folder: load_data(s, cell.fold, with_test=True))
-    monkeypatch.setattr(Choices, "of", lambda self, cell: run.Choice(
+    as_it_is = choices.open_test
+    monkeypatch.setattr(choices, "open_test", lambda out, s, cell, folder: load_data(s, cell.fold, with_test=True))
+    monkeypatch.setattr(Choices, "of", lambda self, cell: choices.Choice(
         variant="fedavg", fold=FOLD, tuned=cell.tuned, model="global", predictor="head", validation=0.0, seeds=(0,),
         candidates=1,
     ))
@@ -94,7 +94,7 @@ def test_twin_with_the_check_off_test_images_choose_the_value(store, monkeypatch
     for cell in wanted:
         final = judge(store.out, SETTINGS, cell, store.directory(cell))["final"]
         figures[cell.tuned] = final["global"]["head"]["pooled_auc"]
-        (store.directory(cell) / run.JUDGED).unlink()
+        (store.directory(cell) / choices.JUDGED).unlink()
     best, other = sorted(wanted, key=lambda cell: -figures[cell.tuned])
     assert figures[best.tuned] > figures[other.tuned], "a look at the test images tells the values apart"
 
@@ -102,7 +102,7 @@ def test_twin_with_the_check_off_test_images_choose_the_value(store, monkeypatch
     for path in store.directory(best).glob("validation-*"):  # on the validation side the same value is useless
         save_predictions(path, [wrong(p) for p in load_predictions(path)])
     settle(SETTINGS, wanted, store)
-    assert run.open_test is as_it_is and Choices(store.out).of(best).tuned == other.tuned
+    assert choices.open_test is as_it_is and Choices(store.out).of(best).tuned == other.tuned
     with pytest.raises(ConfigError, match="were not chosen"):
         judge(store.out, SETTINGS, best, store.directory(best))
     assert "final" not in store.result(best)
@@ -126,6 +126,19 @@ def test_a_fixed_choice_is_not_changed_and_takes_no_late_values(store):
     with pytest.raises(ConfigError, match="made without it"):
         known.require_open(made(0.1))
     known.require_open(made(0.01, seed=1))  # another seed is judged by the same choice
+
+
+def test_later_seeds_are_trained_with_the_chosen_values_alone(store):
+    wanted = trained(store, made(0.01, 0.0001))
+    settle(SETTINGS, wanted, store)
+    known = Choices(store.out)
+    (chosen,) = (cell.tuned for cell in wanted if cell.tuned == known.all[0].tuned)
+    later = made(0.01, 0.0001, 0.1, seed=1)
+    kept = known.without_losers([*wanted, *later], store)
+    assert [cell for cell in kept if cell.seed == 0] == wanted
+    assert [cell.tuned for cell in kept if cell.seed == 1] == [chosen, later[2].tuned]
+    with pytest.raises(ConfigError, match="made without it"):
+        known.require_open(cell for cell in kept if cell.seed == 1)  # a value that nobody tried
 
 
 def test_the_choice_waits_for_all_cells_of_its_row_and_fold(store):
