@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -76,6 +77,10 @@ def train(
         patch.setattr(site_world, "write_wide_model", write)
         patch.setattr(SystemClock, "now_ms", lambda self: NOW)
         world = LearningWorld(folder, plan=plan)
+        for number, site in enumerate(world.configs, start=1):
+            # A site's training is seeded by this key too; drawn anew, no figure of a test would be the same twice.
+            path = world.base.identity(site).folder / "keys" / "data.key"
+            path.write_bytes(base64.b64encode(bytes([number]) * 32))
         for name, path in zip(("bcn", "vidir_molemax", "vidir_modern"), world.configs.values(), strict=True):
             text = path.read_text().replace('source = "generated"', f'source = "{SOURCE}"\nsite = "{name}"')
             path.write_text(text.replace("# validation = 0.1", "validation = 0.25 #"))
