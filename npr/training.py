@@ -115,7 +115,7 @@ def training_only(model: nn.Module, prefixes: tuple[str, ...]) -> Iterator[list[
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name.startswith(prefixes))
+            parameter.requires_grad_(parameter.requires_grad and name.startswith(prefixes))
         yield [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     finally:
         for parameter, flag in before:

@@ -113,6 +113,8 @@ def violations(config: TrainConfig) -> list[str]:
         found.append(f"method = {config.method!r}: no private form; use one of {', '.join(sorted(SUPPORTED_METHODS))}")
     elif registry.build(config).prototype_share > 0.0:
         found.append(f"predict = {config.predict!r}: needs prototypes that are not booked; use 'head'")
+    elif registry.build(config).finetune_epochs:
+        found.append("finetune_epochs: reads the patients once more, which is not booked; use 0")
     return found
 
 

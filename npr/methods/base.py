@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from lazaret.errors import ConfigError
@@ -27,7 +27,7 @@ from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.prototypes import Prototypes
 from npr.seeds import derive
 from npr.task import check_many, task_of
-from npr.training import NOTHING, LocalReport, TrainingStep, descend, evaluating, extract
+from npr.training import NOTHING, LocalReport, TrainingStep, descend, evaluating, extract, training_only
 
 Kind = Literal["global", "local", "personal"]
 Prediction = Literal["head", "prototype", "both"]
@@ -38,6 +38,12 @@ class MethodOptions(BaseModel):
     """Options of a method that has none; those of others derive from it, so that a key nobody knows is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FineTuning(MethodOptions):
+    """`finetune_epochs` of body and head at the site after the last round, at the last rate."""
+
+    finetune_epochs: int = Field(default=0, ge=0)
 
 
 class Method:
@@ -198,9 +204,27 @@ class Method:
         del site, batch, features, logits
         return 0.0
 
+    @property
+    def finetune_epochs(self) -> int:
+        """Passes of a site's own after the last round; only methods with that option have any."""
+        return self.options.finetune_epochs if isinstance(self.options, FineTuning) else 0
+
     def finish(self, site: Site, round_number: int) -> None:
         """Called once, after the last aggregate is loaded: the place for a site's own fine-tuning."""
-        del site, round_number
+        if self.finetune_epochs:
+            self.fine_tune(site, round_number, ("",))
+
+    def fine_tune(self, site: Site, round_number: int, prefixes: tuple[str, ...]) -> None:
+        """Descend the loss of the rounds at the site alone. A head by itself keeps the statistics of the body."""
+        with site.device.forked_draws(), training_only(site.model, prefixes) as named:
+            torch.manual_seed(derive(site.seed, site.name, "finish"))
+            if self.regulariser is not None:
+                self.regulariser.begin_round(site, round_number)  # prototypes of the aggregate, not of the round before
+            optimizer = site.fresh_optimizer(round_number, named)
+            site.model.train(prefixes != ("head.",))
+            for epoch in range(self.finetune_epochs):
+                batches = site.epoch(round_number, "finish", epoch)
+                descend(batches, optimizer, lambda batch: self.step(site, batch), descent=site.descent)
 
     # What comes out.
 
@@ -217,6 +241,8 @@ class Method:
         "personal" the aggregate with a site's own parts put in.
         """
         models = self.models or (("personal", "local") if self.personal else ("global", "local"))
+        if self.finetune_epochs and "personal" not in models:
+            models = ("personal", *models)
         if not self.config.local_bn:
             return models
         # With statistics of its own at every site there is no model that fits all of them.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from npr.methods.base import Kind, Method
+from npr.methods.base import FineTuning, Kind, Method, MethodOptions
 from npr.methods.registry import register
 
 
 @register("fedavg", "one model, averaged by the number of images")
 class FedAvg(Method):
-    """The base class as it is."""
+    """The base class as it is; a site may fine-tune the last model for itself."""
+
+    Options = FineTuning
 
     one_label: ClassVar[str] = ""
 
@@ -19,6 +21,7 @@ class FedAvg(Method):
 class Central(FedAvg):
     """What no hospital may do: one model trained on the images of all sites together."""
 
+    Options = MethodOptions
     wire: ClassVar[bool] = False
     central: ClassVar[bool] = True
     models: ClassVar[tuple[Kind, ...]] = ("global",)

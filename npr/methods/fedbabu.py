@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 
-from npr.methods.base import EVERYTHING, Kind, Method, MethodOptions
+from npr.methods.base import EVERYTHING, FineTuning, Kind, Method
 from npr.methods.registry import register
 from npr.methods.site import Site
-from npr.seeds import derive
-from npr.training import LocalReport, descend, training_only
+from npr.training import LocalReport, training_only
 
 
-class BabuOptions(MethodOptions):
-    """`finetune_epochs` of body and head (or `finetune_head_only`) after the last round, at the last rate."""
+class BabuOptions(FineTuning):
+    """Body and head are fine-tuned, or `finetune_head_only`."""
 
     finetune_epochs: int = Field(default=5, ge=0)
     finetune_head_only: bool = False
@@ -40,11 +38,4 @@ class FedBABU(Method):
             return self.epochs(site, round_number, site.optimizer(round_number, named))
 
     def finish(self, site: Site, round_number: int) -> None:
-        prefixes = ("head.",) if self.options.finetune_head_only else ("extractor.", "head.")
-        with site.device.forked_draws(), training_only(site.model, prefixes) as named:
-            torch.manual_seed(derive(site.seed, site.name, "finish"))
-            optimizer = site.fresh_optimizer(round_number, named)
-            site.model.train(not self.options.finetune_head_only)
-            for epoch in range(self.options.finetune_epochs):
-                batches = site.epoch(round_number, "finish", epoch)
-                descend(batches, optimizer, lambda batch: self.step(site, batch), descent=site.descent)
+        self.fine_tune(site, round_number, ("head.",) if self.options.finetune_head_only else ("extractor.", "head."))

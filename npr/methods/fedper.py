@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from npr.device import number, to_host
-from npr.methods.base import EVERYTHING, Method
+from npr.methods.base import EVERYTHING, FineTuning, Method
 from npr.methods.registry import register
 from npr.methods.regulariser import cluster
 from npr.methods.site import Site
@@ -22,6 +22,7 @@ class FedPer(Method):
     first personal head is made of the site's prototypes instead of taken over.
     """
 
+    Options = FineTuning
     shared: ClassVar[frozenset[str]] = EVERYTHING
     personal: ClassVar[bool] = True
     one_label: ClassVar[str] = ""
