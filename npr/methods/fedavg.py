@@ -12,7 +12,7 @@ from npr.methods.registry import register
 class FedAvg(Method):
     """The base class as it is; a site may fine-tune the last model for itself."""
 
-    Options = FineTuning
+    Options: ClassVar[type[MethodOptions]] = FineTuning
 
     one_label: ClassVar[str] = ""
 

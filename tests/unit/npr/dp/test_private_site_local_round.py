@@ -155,6 +155,7 @@ def test_settings_that_obey_the_upstream_rule_pass() -> None:
         {"clusters_by": "explained"},
         {"lambda_rounds": 2},
         {"method": "fedprox"},
+        {"method_options": {"finetune_epochs": 1}},
     ],
 )
 def test_settings_that_void_epsilon_are_refused(change: dict[str, object]) -> None:
@@ -162,4 +163,5 @@ def test_settings_that_void_epsilon_are_refused(change: dict[str, object]) -> No
     assert len(violations(config)) == 1
     with pytest.raises(PolicyViolation) as caught:
         check_upstream(config)
-    assert next(iter(change)) in str(caught.value)
+    named = next(iter(change.get("method_options", change)))  # type: ignore[call-overload]
+    assert named in str(caught.value)

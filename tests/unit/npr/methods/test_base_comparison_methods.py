@@ -12,6 +12,7 @@ import torch
 from scipy.stats import chisquare
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from lazaret.errors import ConfigError
 from npr.federation import Federation
 from npr.methods.balancefl import balanced_sampler, distillation, feature_noise
 from npr.methods.creff import class_gradients, matching_loss
@@ -189,6 +190,37 @@ def test_sanity_21b_fedbabu(toy: Toy) -> None:
     assert not changed(federation.model, aggregate)
     after = [prediction.scores for prediction in federation.evaluate("personal")]
     assert not any(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def parameters(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fednpr", "fednpr-per"])
+def test_a_site_fine_tunes_the_last_model_for_itself(toy: Toy, name: str) -> None:
+    federation, plain = toy(name, options={"finetune_epochs": 2}), toy(name)
+    assert federation.method.reports == ("personal", *(kind for kind in plain.method.reports if kind != "personal"))
+    for each in (federation, plain):
+        rounds(each, 2)
+    aggregate = snapshot(federation.model)
+    assert not changed(plain.model, aggregate), "the rounds are those without it"
+    before = [site.prototypes for site in federation.sites]
+    for each in (federation, plain):
+        each.finish()
+    assert not changed(federation.model, aggregate), "what is shared stays"
+    for mine, kept, other in zip(federation.sites, before, plain.sites, strict=True):
+        assert not torch.equal(parameters(mine.model.extractor), parameters(federation.model.extractor))
+        assert changed(mine.model, aggregate, "head.")
+        assert torch.equal(parameters(other.model.extractor), parameters(plain.model.extractor)), "nothing to fine-tune"
+        if federation.method.regulariser is not None:  # towards prototypes of the aggregate, not of the round before
+            assert mine.prototypes is not None and kept is not None
+            assert not torch.equal(mine.prototypes.vectors, kept.vectors)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "moon", "local", "central", "fedrs"])
+def test_other_methods_have_no_fine_tuning(toy: Toy, name: str) -> None:
+    with pytest.raises(ConfigError, match="finetune_epochs"):
+        toy(name, options={"finetune_epochs": 1})
 
 
 def test_sanity_21c_fedrod(toy: Toy, same: Same) -> None:

@@ -177,18 +177,21 @@ def test_rounds_on_the_wire_equal_the_labs_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("method", "own"),
+    ("method", "options", "own"),
     [
-        ("fedbabu", {"personal.head.weight", "personal.head.bias"}),
-        ("fedrep", {"personal.head.weight", "personal.head.bias"}),
-        ("fedrod", {"personal.personal_head.weight", "personal.personal_head.bias"}),
+        ("fedbabu", {}, {"personal.head.weight", "personal.head.bias"}),
+        ("fedrep", {}, {"personal.head.weight", "personal.head.bias"}),
+        ("fedrod", {}, {"personal.personal_head.weight", "personal.personal_head.bias"}),
+        ("fednpr", {"finetune_epochs": 2}, {"prototypes"}),
     ],
 )
 def test_what_a_method_does_at_the_end_it_does_at_a_site_too(
-    method: str, own: set[str], dataset: FederatedDataset, tmp_path: Path
+    method: str, options: dict[str, int], own: set[str], dataset: FederatedDataset, tmp_path: Path
 ) -> None:
-    """FedBABU trains its head then, FedRep fits it to the last body: the model that a hospital uses is the lab's."""
-    recipe = replace(RECIPE, config=RECIPE.config.changed(method=method, personal_after=0))
+    """FedBABU trains its head then, FedRep fits it to the last body, FedNPR may be fine-tuned: the model that a
+    hospital uses is the lab's."""
+    config = RECIPE.config.changed(method=method, method_options=options, personal_after=0)
+    recipe = replace(RECIPE, config=config)
     published = publish(tmp_path / "consortium", recipe)
     lab, sites, state, results = run_beside_the_lab(published, recipe, dataset, tmp_path)
     assert all({kind for kind, _, _ in result.artefacts} == own for result in results), "the log names what stays"
