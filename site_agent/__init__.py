@@ -20,6 +20,7 @@ Imported by: site_agent.archive, site_agent.checks, site_agent.page, site_agent.
     run              the shell: carries out effects in order
     session          the conversation with the coordinator, without sockets or files
     effects          what the session asks the shell to do
+    local_work       what the training thread does: train, evaluate, vote
     next_run         a run that is offered: judged, its model fetched, begun
     client           the gRPC stream
     outbox           the egress filter: type, length, randomness, log, and then the bytes
@@ -29,7 +30,7 @@ Imported by: site_agent.archive, site_agent.checks, site_agent.page, site_agent.
     trainer_process  a trainer as a process: a child, or a service of its own
     trainer_start    how a trainer begins to work for an agent
     contribution     from a local round to the vector that is masked
-    ready_slots      the public times at which READY may be sent
+    ready_slots      the public times at which an order may be answered, and what waits for them
     privacy          what a private federation costs this site
     budget           the privacy ledger of a running agent
     state_dir        the state folder

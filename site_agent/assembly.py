@@ -35,10 +35,11 @@ from security.secrets import Secret
 from site_agent import log_events
 from site_agent.budget import Budget, open_budget
 from site_agent.config import SiteConfig
+from site_agent.local_work import Learner, LocalWork
 from site_agent.next_run import NextRun, begun
 from site_agent.outbox import Outbox
 from site_agent.ready_slots import slots_of
-from site_agent.run import Agent, Learner, site_membership
+from site_agent.run import Agent, site_membership
 from site_agent.session import Session
 from site_agent.state_dir import StateDir
 from site_agent.state_writer import WriteAheadLog
@@ -112,10 +113,11 @@ def assemble(
             wal=wal,
             log=log,
             witnessing=Witnessing(seat, log, witness),
-            learner=learner,
+            work=LocalWork(
+                seat=seat, policy=config.policy, session=session, learner=learner, state_dir=state_dir, rng=rng
+            ),
             next_run=NextRun(config, log),
             clock=clock,
-            rng=rng,
             budget=budget,
         )
         unfinished.pop_all()

@@ -36,7 +36,8 @@ from security.log.events import AgentStop
 from security.log.machine import SKEW_MS
 from security.log.writer import AuditLog
 from site_agent.effects import Effects
-from site_agent.run import Agent, Finish, Job, Left, RunEnds
+from site_agent.local_work import Finish, Job
+from site_agent.run import Agent, Left, RunEnds
 from site_agent.trainer.ranks import RankPlace
 
 # The kernel's byte count: what it covers.

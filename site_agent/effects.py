@@ -1,13 +1,19 @@
-"""What a site's conversation asks its shell to do, beside what the aggregation machine itself asks for. In order."""
+"""What a site's conversation asks its shell to do, beside what the aggregation machine itself asks for. In order.
+
+Also which `Leave` follows from the coordinator's reason to close the stream: what the operator reads, and whether this
+site tries again.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from lazaret.errors import ToolkitError
+from lazaret.errors import PolicyViolation, RemoteProtocolError, RollbackDetected, ToolkitError
 from security.secagg.effects import Effect as ProtocolEffect
+from security.secagg.effects import Leave
 from security.secagg.layout import Vector
-from security.secagg.relay import ModelFrame, RunStop
+from security.secagg.relay import CloseReason, Goodbye, ModelFrame, RunStop
 from security.secagg.site.attempt import PendingUpdate
 
 
@@ -71,3 +77,53 @@ class Complain:
 
 Effect = ProtocolEffect | Train | KeepUpdate | KeepPiece | KeepStop | LogCommits | Adopt | Complain
 Effects = tuple[Effect, ...]
+
+
+# What went wrong, what to do, and whether this site tries again.
+_REASONS: Final[dict[CloseReason, tuple[type[ToolkitError], str, str, bool]]] = {
+    CloseReason.STOPPING: (RemoteProtocolError, "the coordinator is stopping", "this site tries again", True),
+    CloseReason.REPLACED: (
+        PolicyViolation,
+        "another process has connected as this site",
+        "two agents with one identity: stop one of them",
+        False,
+    ),
+    CloseReason.OTHER_PROTOCOL: (
+        RemoteProtocolError,
+        "the coordinator uses another version of the protocol",
+        "install the version of the package that the coordinator runs",
+        False,
+    ),
+    CloseReason.NOT_LISTED: (
+        PolicyViolation,
+        "the coordinator's manifest does not list this site",
+        "the operator must install the manifest that lists it; revoked sites stay out; this site tries again",
+        True,
+    ),
+    CloseReason.OLD_MANIFEST: (
+        PolicyViolation,
+        "the coordinator's manifest is older than this site's",
+        "the operator must install the newer one; this site tries again",
+        True,
+    ),
+    CloseReason.OUT_OF_ORDER: (
+        RollbackDetected,
+        "the coordinator has seen later connections of this site than this state folder has recorded",
+        "if the state folder was moved, let [site] state say where it is; if it was restored from an old copy: stop, "
+        "keep it, and enrol this site again",
+        False,
+    ),
+    CloseReason.OTHER_HISTORY: (
+        RemoteProtocolError,
+        "the coordinator does not know the newest result that this site holds",
+        "its state was lost: send the operator a `site-agent handover FILE`; if this site's newest result was never "
+        "verified (`status`), `site-agent step-back`; this site tries again",
+        True,
+    ),
+}
+
+
+def parting(message: Goodbye) -> Leave:
+    """What this site does when the coordinator closes its stream."""
+    kind, what, hint, retry = _REASONS[CloseReason(message.code)]
+    return Leave(kind(what, where="coordinator", hint=hint), retry=retry)

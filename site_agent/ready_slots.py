@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from security.clock import Clock
+from security.secagg.effects import Send
+from security.secagg.messages import Ready
+from security.secagg.relay import Decline
 from site_agent.effects import Effect, Effects
 
 FIRST_MS: Final = 1000
@@ -45,19 +49,60 @@ class ReadySlots:
         return min(slot, self._most)
 
 
-class HeldEffects:
-    """Effects that wait for their public time."""
+class OrderAnswers:
+    """What this site has to say to an order for training, and the entries about it: each waits for its public time.
 
-    def __init__(self) -> None:
+    :ivar slots: the times at which an order may be answered.
+    """
+
+    def __init__(self, slots: ReadySlots, clock: Clock) -> None:
+        self.slots = slots
+        self._clock = clock
+        self._ordered: tuple[int, int] = (0, 0)  # round, when
+        self._answer: tuple[Ready | Decline, int] | None = None  # and when it is due
         self._held: list[tuple[int, Effects]] = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is an answer that is not due yet."""
+        return self._answer is not None
+
+    def ordered(self, number: int) -> None:
+        """An order has come; the time of its first arrival counts."""
+        if number != self._ordered[0]:
+            self._ordered = (number, self._clock.mono_ms())
+
+    def order_time(self, number: int) -> int:
+        return self._ordered[1] if self._ordered[0] == number else self._clock.mono_ms()
+
+    def next_slot(self, number: int) -> int:
+        start = self.order_time(number)
+        return start + self.slots.due(self._clock.mono_ms() - start)
+
+    def give(self, answer: Ready | Decline, due_ms: int) -> None:
+        self._answer = (answer, due_ms)
+
+    def drop(self) -> None:
+        self._answer = None
+
+    def say(self, answer: Ready | Decline) -> Send:
+        """Answer an order now; what waited for a slot is of no use any more."""
+        self._answer = None
+        return Send(answer, round=answer.round)
 
     def hold(self, effects: Effects, due_ms: int) -> None:
         self._held.append((due_ms, effects))
 
-    def due(self, now_ms: int) -> list[Effect]:
-        """Those whose time has come, in the order in which they were given; they are held no longer."""
-        ready = [effect for due, effects in self._held if due <= now_ms for effect in effects]
-        self._held = [(due, effects) for due, effects in self._held if due > now_ms]
+    def due(self, *, live: bool) -> list[Effect]:
+        """What has its time now, in the order in which it was given: held entries, then the answer.
+
+        :param live: whether there is a stream on which an answer can be sent.
+        """
+        now = self._clock.mono_ms()
+        ready = [effect for due, effects in self._held if due <= now for effect in effects]
+        self._held = [(due, effects) for due, effects in self._held if due > now]
+        if self._answer is not None and live and now >= self._answer[1]:
+            ready.append(self.say(self._answer[0]))
         return ready
 
 

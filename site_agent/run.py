@@ -1,9 +1,8 @@
 """The site's shell: feeds the conversation, carries out its effects in order, keeps log and state directory.
 
-Decisions of the protocol are made in the session; here only whether a newer manifest is accepted (`_adopt`), and
-whether a training result still fits the layout. `execute` is the one place where an effect becomes an action. The
-effects come from the session and from the machine in it (`site_agent.session` says which comes from whom), and each is
-carried out as it is:
+Decisions of the protocol are made in the session; here only whether a newer manifest is accepted (`_adopt`). `execute`
+is the one place where an effect becomes an action. The effects come from the session and from the machine in it
+(`site_agent.session` says which comes from whom), and each is carried out as it is:
 
 - `Persist` and `Compact` write the write-ahead log, and wait until it is on disk.
 - `Log` appends to the privacy log, and waits too. `LogCommits` does so with what the privacy ledger has committed.
@@ -12,7 +11,8 @@ carried out as it is:
 - `DraftState`, `SaveState`, `KeepUpdate` and `KeepEvidence` write files of the state directory.
 - `Advanced` means that a new model is in force: sealed updates up to its round are erased, the privacy log is signed,
   and the training thread looks at the model.
-- `Train` hands work to the training thread; what it returns comes back here as effects. So does `AskVote`.
+- `Train` hands work (`local_work`) to the training thread; what it returns comes back here as effects. So does
+  `AskVote`.
 - `Adopt` installs a newer manifest, or hands one that begins another run to `next_run`; `KeepPiece` keeps a piece of
   that run's model. `Leave` ends the stream. `Complain`, `Ended`, `Certified`, `VotedDown` and `Isolated` are for the
   operator's eyes only.
@@ -25,18 +25,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
 
 from lazaret import process
-from lazaret.errors import AuditLogError, CodecError, DataError, LocalProtocolError, PolicyViolation, ToolkitError
+from lazaret.errors import AuditLogError, CodecError, LocalProtocolError, PolicyViolation, ToolkitError
 from protos.parse import FROM_COORDINATOR
 from security.clock import Clock
 from security.identity.enrolment import Identity
-from security.identity.manifest import Manifest, real
+from security.identity.manifest import Manifest
 from security.identity.membership import Membership, Seat
 from security.log.writer import AuditLog
-from security.rng import Randomness, SystemRandomness
 from security.secagg.effects import (
     REFUSED,
     Advanced,
@@ -55,19 +53,13 @@ from security.secagg.effects import (
     SendUpload,
     VotedDown,
 )
-from security.secagg.layout import Layout, Vector
 from security.secagg.messages import Jump, Result
 from security.secagg.relay import ModelFrame, ModelRequest
-from security.secagg.scores import on_grid
-from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.result_checks import result_digests
-from security.secagg.state import state_hash
 from security.secagg.statements import Signer
-from security.secrets import Secret
-from site_agent import contribution
 from site_agent.budget import Budget
-from site_agent.contribution import LocalResult
 from site_agent.effects import Adopt, Complain, Effect, Effects, KeepPiece, KeepStop, KeepUpdate, LogCommits, Train
+from site_agent.local_work import Finish, Job, Learner, LocalWork
 from site_agent.next_run import NextRun, Offer
 from site_agent.outbox import Outbox
 from site_agent.policy import SitePolicy
@@ -77,23 +69,6 @@ from site_agent.state_writer import WriteAheadLog
 from site_agent.witness import Witnessing, WitnessMessage
 
 log = logging.getLogger("site-agent")
-
-Job = Callable[[], "Finish"]
-Finish = Callable[[], Effects]
-
-
-class Learner(Protocol):
-    """What trains. The real one is a process of its own (`supervisor`); a benchmark's only makes numbers."""
-
-    def train(self, round_number: int, state: Vector) -> LocalResult: ...
-
-    def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]: ...
-
-    def adopted(self, manifest: Manifest) -> None:
-        """A newer manifest is in force."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Left(Exception):
@@ -126,21 +101,23 @@ class Agent:
     wal: WriteAheadLog
     log: AuditLog
     witnessing: Witnessing
-    learner: Learner
+    work: LocalWork
     next_run: NextRun
     clock: Clock
-    rng: Randomness = field(default_factory=SystemRandomness)
     budget: Budget | None = None
     submit: Callable[[Job], None] = lambda _: None
     expected: int = 1
     newest: int = 0
     _shown: Result | None = None  # the newest result and jump that came, until they are covered or in force
     _landing: Jump | None = None
-    _scores: dict[bytes, dict[str, Any]] = field(default_factory=dict)  # of models on the validation side
 
     @property
     def manifest(self) -> Manifest:
         return self.seat.manifest
+
+    @property
+    def learner(self) -> Learner:
+        return self.work.learner
 
     # Events.
 
@@ -213,11 +190,11 @@ class Agent:
                 log.warning("%s", effect.error)
             case Train():
                 log.info("round %d: training", effect.round)
-                self.submit(lambda: self._train(effect))
+                self.submit(lambda: self.work.train(effect))
             case Advanced():
                 self._advance(effect)
             case AskVote():
-                self.submit(lambda: self._vote(effect))
+                self.submit(lambda: self.work.vote(effect))
             case _:
                 self._keep(effect)
 
@@ -279,7 +256,11 @@ class Agent:
             self.state_dir.keep_covered(self._landing)  # a state that came whole is covered already
         self.log.checkpoint()
         self.newest = effect.round
-        self.submit(lambda: self._evaluate(effect.round, effect.state))
+        self.submit(lambda: self._look_at(effect))
+
+    def _look_at(self, effect: Advanced) -> Finish:
+        """In the training thread: a site that catches up looks at the newest model only."""
+        return self.work.evaluate(effect.round, effect.state) if effect.round >= self.newest else lambda: ()
 
     def _attend(self, message: WitnessMessage) -> Iterator[bytes]:
         try:
@@ -297,108 +278,6 @@ class Agent:
                 yield from self.outbox.post(Send(head))
         except PolicyViolation as error:
             log.warning("%s", error)
-
-    # The training thread.
-
-    def _train(self, job: Train) -> Finish:
-        layout = self.seat.layout
-        try:
-            score = self._own_score(job)
-            result = self.learner.train(job.round, job.state)
-            update, cut = contribution.encode(
-                layout,
-                result,
-                round_number=job.round,
-                state_hash=job.state_hash,
-                config_hash=job.config_hash,
-                weights=self.seat.manifest.training.weights,
-                share_metrics=self.policy.share_metrics,
-                score=score,
-                private=self.seat.manifest.privacy is not None,
-                rounding=Secret(self.rng.bytes(32)) if layout.rounds_at_random else None,
-            )
-        except ToolkitError as error:
-            failure = error
-            return lambda: self.session.failed(job.round, failure)
-        if cut:
-            log.warning("round %d: %d values were reduced to their clip", job.round, cut)
-        return lambda: self._trained(layout, update, result)
-
-    def _trained(self, layout: Layout, update: PendingUpdate, result: LocalResult) -> Effects:
-        if layout.layout_hash != self.seat.layout.layout_hash:
-            error = PolicyViolation("a newer manifest has changed the layout during training", where="manifest")
-            return self.session.failed(update.round, error)
-        return self.session.trained(update, result)
-
-    def _evaluate(self, round_number: int, state: Vector) -> Finish:
-        if round_number < self.newest:
-            return lambda: ()  # a site that catches up looks at the newest model only
-        try:
-            figures = self.learner.evaluate(round_number, state)
-        except ToolkitError as error:
-            failure = error
-            return lambda: (Complain(failure),)
-        if self.seat.policy.vote or self.seat.manifest.scored(self.session.site):
-            self._score(state, figures)
-        return lambda: self._note_figures(figures)
-
-    def _vote(self, asked: AskVote) -> Finish:
-        """Accept a model unless it does worse on this site's validation side than the one before, by more than the
-        manifest permits. A site that cannot say does not vote.
-        """
-        if self.session.machine.core.head.certified:
-            return lambda: ()  # the vote is over
-        try:
-            old, new = (self._validation(asked.round, state).get("bacc") for state in (asked.before, asked.state))
-        except ToolkitError as error:
-            failure = error
-            return lambda: (Complain(failure),)
-        if old is None or new is None:
-            nothing = PolicyViolation("no validation side to vote by", where=f"round {asked.round}")
-            return lambda: (Complain(nothing),)
-        accept = new >= old - real(self.seat.manifest.audit.vote_drop or "0")
-        words = "accepts" if accept else "does not accept"
-        log.info("round %d: this site %s the model (%.3f, before it %.3f)", asked.round, words, new, old)
-        return lambda: self.session.voted(asked.result, accept=accept)
-
-    def _own_score(self, job: Train) -> int | None:
-        """In 64ths, of the model that the round begins with; None where this site adds none (`scores`).
-
-        :raises ToolkitError: where it should and cannot. Then it sends no update either: zeros would leave the others'
-            scores among fewer sites than the manifest promises.
-        """
-        manifest, site = self.seat.manifest, self.session.site
-        if manifest.scores is None or not (job.scores and manifest.scored(site)):
-            return None
-        self.policy.check_consent(manifest, site)
-        name = manifest.scores.figure
-        figure = self._validation(job.round - 1, job.state).get({"auc": "bauc"}.get(name, name))
-        if figure is None:
-            raise DataError(
-                "this hospital has no validation side to score the model on; nothing was sent",
-                where=f"round {job.round}",
-                hint="set [data] validation, or have the consortium take this hospital off [scores] sites in a new run",
-            )
-        return on_grid(figure, name)
-
-    def _validation(self, round_number: int, state: Vector) -> dict[str, Any]:
-        """Figures of the validation side, empty without one; of the newest two models they are kept."""
-        key = state_hash(state)
-        if key not in self._scores:
-            self._score(state, self.learner.evaluate(round_number, state))
-        return self._scores[key]
-
-    def _score(self, state: Vector, figures: dict[str, Any]) -> None:
-        # Without a validation side, the best model's figures are those of the test side, which decides nothing.
-        own = figures.get("validation") if figures.get("validation") != figures.get("test") else None
-        self._scores = dict([*self._scores.items(), (state_hash(state), own or {})][-2:])
-
-    def _note_figures(self, figures: dict[str, Any]) -> Effects:
-        if figures:
-            self.state_dir.note_metrics(figures)
-            bacc = (figures.get("test") or figures.get("validation") or {}).get("bacc")
-            log.info("round %s: local balanced accuracy %s", figures.get("round"), bacc and round(bacc, 3))
-        return ()
 
     # A newer manifest.
 

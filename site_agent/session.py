@@ -34,7 +34,6 @@ from lazaret.errors import (
     NotNow,
     PolicyViolation,
     RemoteProtocolError,
-    RollbackDetected,
     ToolkitError,
     VerificationFailed,
 )
@@ -44,9 +43,9 @@ from security.identity.manifest import Manifest
 from security.identity.membership import Membership, Seat
 from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION
-from security.secagg.effects import Leave, Log, Send, in_order
+from security.secagg.effects import Leave, Log, in_order
 from security.secagg.fields import Wire
-from security.secagg.relay import MAX_DECLINE, CloseReason, Goodbye, ManifestParts, SignedHead
+from security.secagg.relay import MAX_DECLINE, ManifestParts, SignedHead
 from security.secagg.site import entries
 from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.journal import score_due
@@ -55,60 +54,22 @@ from security.secagg.statements import run_stop, verify
 from security.secagg.transitions import SITE, SiteEvent, SiteState
 from site_agent import log_events
 from site_agent.contribution import LocalResult
-from site_agent.effects import Adopt, Complain, Effect, Effects, KeepPiece, KeepStop, KeepUpdate, LogCommits, Train
+from site_agent.effects import (
+    Adopt,
+    Complain,
+    Effect,
+    Effects,
+    KeepPiece,
+    KeepStop,
+    KeepUpdate,
+    LogCommits,
+    Train,
+    parting,
+)
 from site_agent.policy import SitePolicy, attempt_bytes, check_standing
-from site_agent.ready_slots import HeldEffects, ReadySlots
+from site_agent.ready_slots import OrderAnswers, ReadySlots
 
 FAILED_SECONDS: Final = 600  # until training is tried again after it has failed; doubled each time
-
-# What a site does when the coordinator closes its stream.
-
-_REASONS: Final[dict[CloseReason, tuple[type[ToolkitError], str, str, bool]]] = {
-    CloseReason.STOPPING: (RemoteProtocolError, "the coordinator is stopping", "this site tries again", True),
-    CloseReason.REPLACED: (
-        PolicyViolation,
-        "another process has connected as this site",
-        "two agents with one identity: stop one of them",
-        False,
-    ),
-    CloseReason.OTHER_PROTOCOL: (
-        RemoteProtocolError,
-        "the coordinator uses another version of the protocol",
-        "install the version of the package that the coordinator runs",
-        False,
-    ),
-    CloseReason.NOT_LISTED: (
-        PolicyViolation,
-        "the coordinator's manifest does not list this site",
-        "the operator must install the manifest that lists it; revoked sites stay out; this site tries again",
-        True,
-    ),
-    CloseReason.OLD_MANIFEST: (
-        PolicyViolation,
-        "the coordinator's manifest is older than this site's",
-        "the operator must install the newer one; this site tries again",
-        True,
-    ),
-    CloseReason.OUT_OF_ORDER: (
-        RollbackDetected,
-        "the coordinator has seen later connections of this site than this state folder has recorded",
-        "if the state folder was moved, let [site] state say where it is; if it was restored from an old copy: stop, "
-        "keep it, and enrol this site again",
-        False,
-    ),
-    CloseReason.OTHER_HISTORY: (
-        RemoteProtocolError,
-        "the coordinator does not know the newest result that this site holds",
-        "its state was lost: send the operator a `site-agent handover FILE`; if this site's newest result was never "
-        "verified (`status`), `site-agent step-back`; this site tries again",
-        True,
-    ),
-}
-
-
-def parting(message: Goodbye) -> Leave:
-    kind, what, hint, retry = _REASONS[CloseReason(message.code)]
-    return Leave(kind(what, where="coordinator", hint=hint), retry=retry)
 
 
 class SessionPhase(StrEnum):
@@ -149,7 +110,7 @@ class Session:
         self.policy = policy
         self.clock = clock
         self.config_hash = config_hash
-        self.slots = slots
+        self.answers = OrderAnswers(slots, clock)
         self.phase = SessionPhase.CLOSED
         self.training: int | None = None
         self.connection = 0
@@ -162,9 +123,6 @@ class Session:
         self._failures = 0
         self._pending = pending
         self._started = False
-        self._ordered: tuple[int, int] = (0, 0)  # round, when
-        self._answer: tuple[messages.Ready | relay.Decline, int] | None = None  # and when it is due
-        self._held = HeldEffects()
         self._parts = ManifestParts()
         self._offered: bytes | None = None
         self._asks_again = False  # an order came before the manifest it was given under was in force here
@@ -268,12 +226,11 @@ class Session:
     def _reload(self) -> Effects:
         """Hand the machine the sealed update again, if its round is still open."""
         pending, core = self._pending, self.machine.core
-        if pending is None or self.machine.aggregation.update is not None or core.journal.update is None:
-            return ()
         bound = core.journal.update
-        if (pending.round, pending.state_hash) != (bound.round, core.head.state_hash):
+        if pending is None or bound is None or self.machine.aggregation.update is not None:
             return ()
-        return self.machine.load_update(pending)
+        fits = (pending.round, pending.state_hash) == (bound.round, core.head.state_hash)
+        return self.machine.load_update(pending) if fits else ()
 
     # A newer manifest.
 
@@ -339,7 +296,8 @@ class Session:
         seat, so that nothing but the seat changes.
         """
         if newer.layout.layout_hash != self.seat.layout.layout_hash:
-            self._pending, self._answer = None, None
+            self._pending = None
+            self.answers.drop()
         self.machine.admit(newer.policy)
         self.seat.take(newer)
         return self.machine.renewed()
@@ -357,18 +315,18 @@ class Session:
         effects = [*ended, *self.machine.receive(order), *self._reload()]
         if order.round == self.training:
             return tuple(effects)
-        if order.round != self._ordered[0]:
-            self._ordered = (order.round, self.clock.mono_ms())
+        self.answers.ordered(order.round)
         held = self.machine.aggregation.update
         if held is not None and held.round == order.round:
-            if self._answer is None:
-                effects.append(self._say(self._ready(order.round)))
+            if not self.answers.waiting:
+                effects.append(self.answers.say(messages.Ready(site=self.site, round=order.round)))
             return tuple(effects)
         try:
             self._check_order(order)
         except PolicyViolation as refusal:
             return (*effects, *self._decline(order.round, refusal))
-        self.training, self._answer, self.declined, self._paused = order.round, None, None, False
+        self.answers.drop()
+        self.training, self.declined, self._paused = order.round, None, False
         head = self.machine.core.head
         effects.append(log_events.model_received(self.manifest, order.round, head.state_hash, self.seat.destination))
         state = self.machine.intake.model
@@ -402,25 +360,21 @@ class Session:
         self.policy.check_order(self.manifest, order.round, done=self.rounds_done, now=now)
         check_standing(self.seat.membership, now_ms=self.clock.now_ms())
 
-    def voted(self, result: bytes, *, accept: bool) -> Effects:
-        """This site has looked at the newest model on its own data."""
-        return self.machine.vote(result, accept=accept)
-
     def _decline(self, number: int, refusal: PolicyViolation) -> Effects:
         """A refusal that ends by itself says when to ask again; a pause is ended from here (`tick`)."""
         seconds = refusal.seconds if isinstance(refusal, NotNow) else 0
         self._paused = self.paused() is not None
         self.declined = (number, str(refusal), self.clock.now_ms() + 1000 * seconds if seconds else None)
         entry = entries.declined(self.seat.policy.method, str(refusal), number)
-        return entry, Complain(refusal), self._say(relay.Decline(site=self.site, round=number, seconds=seconds))
+        return entry, Complain(refusal), self.answers.say(relay.Decline(site=self.site, round=number, seconds=seconds))
 
     def trained(self, update: PendingUpdate, result: LocalResult) -> Effects:
         """The local work of a round is done and encoded."""
         self._rest(update.round)
         self.rounds_done += 1
         self._failures = 0
-        due = self._next_slot(update.round)
-        slot_ms = due - self._order_time(update.round)
+        due = self.answers.next_slot(update.round)
+        slot_ms = due - self.answers.order_time(update.round)
         done = self._at_slot(log_events.train_done(self.manifest, update.round, result, slot_ms=slot_ms), due)
         try:
             bound = self.machine.load_update(update)
@@ -428,7 +382,7 @@ class Session:
             # The chain has moved on meanwhile; what was learnt stays in the memory, the update is of no use.
             return KeepUpdate(round=update.round), *done, Complain(error)
         self._pending = update
-        self._answer = (self._ready(update.round), due)
+        self.answers.give(messages.Ready(site=self.site, round=update.round), due)
         return KeepUpdate(round=update.round, update=update), *done, *bound
 
     def _at_slot(self, entry: Log, due: int) -> Effects:
@@ -437,7 +391,7 @@ class Session:
         """
         if self.manifest.privacy is None:
             return (entry,)
-        self._held.hold((LogCommits(), entry), due)
+        self.answers.hold((LogCommits(), entry), due)
         return ()
 
     def failed(self, round_number: int, error: ToolkitError) -> Effects:
@@ -446,8 +400,8 @@ class Session:
         self._failures += 1
         wait = min(FAILED_SECONDS * 2 ** (self._failures - 1), MAX_DECLINE)
         decline = relay.Decline(site=self.site, round=round_number, seconds=wait)
-        due = self._next_slot(round_number)
-        self._answer = (decline, due)
+        due = self.answers.next_slot(round_number)
+        self.answers.give(decline, due)
         self.declined = (round_number, str(error), self.clock.now_ms() + 1000 * wait)
         reason = f"{error.code}: no update for this round"
         return *self._at_slot(entries.declined(self.seat.policy.method, reason, round_number), due), Complain(error)
@@ -457,30 +411,13 @@ class Session:
         if self.training == number:
             self.training = None
 
-    def _next_slot(self, number: int) -> int:
-        start = self._order_time(number)
-        return start + self.slots.due(self.clock.mono_ms() - start)
-
-    def _order_time(self, number: int) -> int:
-        return self._ordered[1] if self._ordered[0] == number else self.clock.mono_ms()
-
-    def _ready(self, number: int) -> messages.Ready:
-        return messages.Ready(site=self.site, round=number)
-
-    def _say(self, answer: messages.Ready | relay.Decline) -> Send:
-        """Answer an order now; what waited for a slot is of no use any more."""
-        self._answer = None
-        return Send(answer, round=answer.round)
-
     def tick(self) -> Effects:
         """Look at the clock: patience of the machine, the answer to an order at its slot, a manifest that waits."""
         effects: list[Effect] = [*self.machine.tick(), *self._adopt_when_idle()]
         newest = self.seat.membership.at(self.clock.now_ms())
         if newest is not self.seat.membership and self.machine.state is SiteState.IDLE:
             effects += self._take(newest)
-        effects += self._held.due(self.clock.mono_ms())
-        if self._answer is not None and self.phase is SessionPhase.LIVE and self.clock.mono_ms() >= self._answer[1]:
-            effects.append(self._say(self._answer[0]))
+        effects += self.answers.due(live=self.phase is SessionPhase.LIVE)
         if self._paused and self.phase is SessionPhase.LIVE and self.paused() is None:
             self._paused = False
             effects += in_order(self.machine.hello())  # asks for the order that was declined
@@ -501,7 +438,7 @@ class Session:
 
     def _before_slot(self, plan: messages.Plan) -> Effects:
         """Until READY is due, a plan is answered as if training had not ended: else its answer would tell the time."""
-        return self.machine.receive(plan) if self._answer is None else self.machine.receive_untrained(plan)
+        return self.machine.receive_untrained(plan) if self.answers.waiting else self.machine.receive(plan)
 
     def _halted(self) -> Effects:
         if self.machine.state is not SiteState.HALTED:

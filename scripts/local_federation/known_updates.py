@@ -20,7 +20,7 @@ from security.secagg import fixed_point
 from security.secagg.layout import Layout, Vector
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
-from site_agent.run import Learner
+from site_agent.local_work import Learner
 from site_agent.state_dir import StateDir
 
 SAMPLES = 7

@@ -191,7 +191,7 @@ def test_a_handover_is_believed_for_its_signatures_only(federation: WholeFederat
 
 def test_every_reason_to_close_a_stream_has_words_at_the_site() -> None:
     from security.secagg.relay import Goodbye
-    from site_agent.session import parting
+    from site_agent.effects import parting
 
     for reason in CloseReason:
         assert parting(Goodbye(code=reason)).error.hint

@@ -37,7 +37,8 @@ from security.secagg.transitions import CoordinatorState
 from site_agent.assembly import LearnerFactory, assemble
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
-from site_agent.run import Agent, Job, Left
+from site_agent.local_work import Job
+from site_agent.run import Agent, Left
 from site_agent.setup_commands import site_toml
 from tests.support.consortium_world import PLAN, SITES, World
 from tests.support.memory_network import MemoryNetwork

@@ -34,7 +34,8 @@ from security.secagg.relay import Goodbye, Open, Welcome
 from site_agent.assembly import assemble as assemble_site
 from site_agent.client import WITNESS_SECONDS, end_log
 from site_agent.config import SiteConfig
-from site_agent.run import Agent, Job, Left, RunEnds
+from site_agent.local_work import Job
+from site_agent.run import Agent, Left, RunEnds
 from tests.support.consortium_world import PLAN, World
 from tests.support.memory_network import MemoryNetwork
 from tests.support.site_world import Counting, write_config, write_wide_model

@@ -106,7 +106,7 @@ def test_ready_waits_for_its_slot_however_long_training_took(world: SiteWorld) -
 def test_twin_with_slots_of_a_millisecond_the_time_tells_the_size(world: SiteWorld) -> None:
     world.start_all()
     for agent in world.agents.values():
-        agent.session.slots = ReadySlots(most_ms=1, fixed_ms=1)
+        agent.session.answers.slots = ReadySlots(most_ms=1, fixed_ms=1)
     world.hub.order(SITES)
     world.work("graz")
     world.tick(1)
