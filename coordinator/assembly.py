@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +38,7 @@ from security.identity.membership import AggregationPolicy, Membership, Seat
 from security.identity.pinned_files import pinned_model
 from security.identity.pki import Purpose, Role, Subject
 from security.log.events import AggregatePublished
-from security.log.opening import continue_log, create_log, start_entries
+from security.log.opening import open_own_log, start_entries
 from security.log.reader import LogReader
 from security.log.roster import Roster
 from security.log.witness import Witness
@@ -202,29 +201,18 @@ def _subject(manifest: Manifest) -> Subject:
 def _open_log(
     storage: Storage, identity: Identity, manifest: Manifest, roster: Roster, clock: Clock, rng: Randomness
 ) -> AuditLog:
-    party = roster.by_name[manifest.coordinator.id]
-    keys, ml_dsa = identity.folder / "keys" / "epochs", partial(identity.log_ml_dsa, party.origin)
-    if (storage.log / "FORMAT").exists():
-        log = continue_log(storage.log, keys, party=party, roster=roster, clock=clock, rng=rng, ml_dsa=ml_dsa)
-        data = identity.manifest_path.read_bytes()
-        known = (storage.log / "manifest.json").read_bytes()
-        if known != data:
-            log.adopt_manifest(data, manifest.version, roster)
-            _note_peers(log, unseal(known)[0], manifest)
-        return log
-    log = create_log(
+    log, known = open_own_log(
         storage.log,
-        keys,
-        party=party,
+        identity,
+        _subject(manifest),
+        manifest,
         roster=roster,
-        manifest=identity.manifest_path.read_bytes(),
         policy=manifest.digest.hex(),
-        root=identity.audit_root(_subject(manifest)),
         clock=clock,
         rng=rng,
-        ml_dsa=ml_dsa,
     )
-    _note_peers(log, None, manifest)
+    if known is None or known != identity.manifest_path.read_bytes():
+        _note_peers(log, None if known is None else unseal(known)[0], manifest)
     return log
 
 

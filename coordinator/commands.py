@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +27,7 @@ from security.identity.manifest import Manifest
 from security.identity.pki import Role, Subject, phrase
 from security.identity.token import named_token, token_option
 from security.log.log_commands import log_commands
-from security.log.opening import continue_log
+from security.log.opening import continue_own_log
 from security.log.roster import audit_roster
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
@@ -44,18 +43,9 @@ def open_for_people(config_path: Path) -> AuditLog:
     archive.refuse_moved(base / config.state)
     clock, identity = SystemClock(), Identity(folder=base / config.identity)
     manifest = read_manifest(identity, clock)
+    folder, member = base / config.state / "log", manifest.coordinator.id
     roster = audit_roster(manifest)
-    keys = identity.folder / "keys" / "epochs"
-    party = roster.by_name[manifest.coordinator.id]
-    return continue_log(
-        base / config.state / "log",
-        keys,
-        party=party,
-        roster=roster,
-        clock=clock,
-        rng=SystemRandomness(),
-        ml_dsa=partial(identity.log_ml_dsa, party.origin),
-    )
+    return continue_own_log(folder, identity, member, roster=roster, clock=clock, rng=SystemRandomness())
 
 
 log_export, log_note, log_erase, log_archive = log_commands(open_for_people, with_config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from lazaret import archive, control, process, software
@@ -22,7 +21,7 @@ from security.identity.pinned_files import InitialModel, pinned_model
 from security.identity.pki import Role, Subject
 from security.log.events import Egress
 from security.log.note import checkpoint_of
-from security.log.opening import continue_log, create_log, start_entries
+from security.log.opening import open_own_log, start_entries
 from security.log.reader import LogReader
 from security.log.witness import Witness
 from security.log.writer import AuditLog
@@ -75,7 +74,16 @@ def assemble(
     wal = WriteAheadLog(state_dir.wal)
     state_dir.tidy()
     seat = Seat(site_membership(identity, manifest, site, now_ms=clock.now_ms()))
-    log = open_log(config, state_dir, identity, seat, clock, rng)
+    log, _ = open_own_log(
+        state_dir.log,
+        identity,
+        _subject(manifest, site),
+        manifest,
+        roster=seat.roster,
+        policy=config.policy_digest,
+        clock=clock,
+        rng=rng,
+    )
     begun(config, identity, log, manifest, initial)
     log.note_settings(config=config.digest, policy=config.policy_digest, who=software.account())
     for entry in start_entries(config=config.digest, proto=schema_digest()):
@@ -154,39 +162,6 @@ def read_membership(identity: Identity, clock: Clock, *, dated: bool = True) -> 
 
 def _subject(manifest: Manifest, site: str) -> Subject:
     return Subject(federation=manifest.federation, role=Role.SITE, member=site)
-
-
-def open_log(
-    config: SiteConfig,
-    state_dir: StateDir,
-    identity: Identity,
-    seat: Seat,
-    clock: Clock,
-    rng: Randomness,
-) -> AuditLog:
-    """The privacy log, begun or gone on with, under the manifest in force."""
-    roster, manifest, site = seat.roster, seat.manifest, seat.signer.site
-    party, keys, data = roster.by_name[site], identity.folder / "keys" / "epochs", identity.manifest_path.read_bytes()
-    ml_dsa = partial(identity.log_ml_dsa, party.origin)
-    if (state_dir.log / "FORMAT").exists():
-        log = continue_log(
-            state_dir.log, keys, party=party, roster=roster, clock=clock, rng=rng, ml_dsa=ml_dsa
-        )
-        if (state_dir.log / "manifest.json").read_bytes() != data:
-            log.adopt_manifest(data, manifest.version, roster)
-        return log
-    return create_log(
-        state_dir.log,
-        keys,
-        party=party,
-        roster=roster,
-        manifest=data,
-        policy=config.policy_digest,
-        root=identity.audit_root(_subject(manifest, site)),
-        clock=clock,
-        rng=rng,
-        ml_dsa=ml_dsa,
-    )
 
 
 def logged_bytes(log: Path, run: str) -> Counter[int]:

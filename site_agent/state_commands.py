@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import click
@@ -21,7 +20,7 @@ from security.identity.manifest import Manifest
 from security.identity.membership import aggregation_policy
 from security.log.events import OperatorAction
 from security.log.log_commands import log_commands
-from security.log.opening import continue_log
+from security.log.opening import continue_own_log
 from security.log.roster import audit_roster
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
@@ -145,17 +144,7 @@ def open_for_people(config_path: Path) -> AuditLog:
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, clock)
     roster = audit_roster(manifest)
-    keys = identity.folder / "keys" / "epochs"
-    party = roster.by_name[site]
-    return continue_log(
-        config.state / "log",
-        keys,
-        party=party,
-        roster=roster,
-        clock=clock,
-        rng=SystemRandomness(),
-        ml_dsa=partial(identity.log_ml_dsa, party.origin),
-    )
+    return continue_own_log(config.state / "log", identity, site, roster=roster, clock=clock, rng=SystemRandomness())
 
 
 log_export, log_note, log_erase, log_archive = log_commands(open_for_people, with_config)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 from lazaret import software
 from lazaret.errors import AuditLogError, CodecError, LocalProtocolError, VerificationFailed
 from security.clock import Clock
+from security.identity.enrolment import Identity
+from security.identity.manifest import Manifest
+from security.identity.pki import Subject
 from security.log.events import AgentStart, SoftwareDiffers
 from security.log.keys import Endorsement, EpochChain, EpochKeys, endorse
 from security.log.machine import SEGMENT, AnnexErased, LogGenesis, LogMachine, LogRecovered
@@ -86,6 +90,65 @@ def create_log(
         writer.close()
         raise
     return log
+
+
+def open_own_log(
+    folder: Path,
+    identity: Identity,
+    subject: Subject,
+    manifest: Manifest,
+    *,
+    roster: Roster,
+    policy: str,
+    clock: Clock,
+    rng: Randomness,
+) -> tuple[AuditLog, bytes | None]:
+    """The log of a party that starts: begun, or gone on with, under the manifest in its identity folder.
+
+    :param policy: digest of the party's own rules, for the first entry.
+    :returns: the log, and the manifest that it knew before; None for a log that begins here.
+    """
+    data = identity.manifest_path.read_bytes()
+    if (folder / "FORMAT").exists():
+        log = continue_own_log(folder, identity, subject.member, roster=roster, clock=clock, rng=rng)
+        known = (folder / "manifest.json").read_bytes()
+        if known != data:
+            log.adopt_manifest(data, manifest.version, roster)
+        return log, known
+    party = roster.by_name[subject.member]
+    log = create_log(
+        folder,
+        _epoch_keys(identity),
+        party=party,
+        roster=roster,
+        manifest=data,
+        policy=policy,
+        root=identity.audit_root(subject),
+        clock=clock,
+        rng=rng,
+        ml_dsa=partial(identity.log_ml_dsa, party.origin),
+    )
+    return log, None
+
+
+def continue_own_log(
+    folder: Path, identity: Identity, member: str, *, roster: Roster, clock: Clock, rng: Randomness
+) -> AuditLog:
+    """The log that this member has begun, with the keys in its identity folder."""
+    party = roster.by_name[member]
+    return continue_log(
+        folder,
+        _epoch_keys(identity),
+        party=party,
+        roster=roster,
+        clock=clock,
+        rng=rng,
+        ml_dsa=partial(identity.log_ml_dsa, party.origin),
+    )
+
+
+def _epoch_keys(identity: Identity) -> Path:
+    return identity.folder / "keys" / "epochs"
 
 
 def continue_log(
