@@ -14,6 +14,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "deploy").glob("*.md"), *(ROOT / "d
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FOLDERS = "lazaret|security|npr|protos|coordinator|site_agent|scripts|tests|docs|benchmarks|deploy|examples"
 FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
+BARE_FILE = re.compile(r"`([a-z0-9_]+\.py)`")
+NAMES = {path.name for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*.py")}
 
 
 def anchors(page: Path) -> set[str]:
@@ -35,8 +37,23 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_exist(page: Path) -> None:
-    missing = [name for name in FILE.findall(page.read_text(encoding="utf-8")) if not (ROOT / name).exists()]
+    text = page.read_text(encoding="utf-8")
+    missing = [name for name in FILE.findall(text) if not (ROOT / name).exists()]
+    missing += [name for name in BARE_FILE.findall(text) if name not in NAMES]
     assert not missing
+
+
+def test_each_name_in_the_map_is_in_a_file_of_its_row() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("## Where to change what")[1]
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| you want")]
+    assert len(rows) > 20
+    for row in rows:
+        spans = re.findall(r"`([^`]+)`", row)
+        files = [ROOT / span for span in spans if (ROOT / span).is_file()]
+        held = "".join(path.read_text(encoding="utf-8") for path in files)
+        names = [word for span in spans if "/" not in span for word in re.findall(r"\w+", span)]
+        assert files, row
+        assert [name for name in names if not re.search(rf"\b{name}\b", held)] == [], row
 
 
 def test_the_phases_that_are_drawn_are_those_of_the_engine() -> None:
