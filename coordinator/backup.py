@@ -164,11 +164,11 @@ def take_up(
 
 @click.command()
 @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--move", is_flag=True, help="With keys and all; this folder can do nothing afterwards.")
+@click.option("--move", is_flag=True, help="Copy everything, with keys; then nothing can start from this folder.")
 @with_config
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def backup(config_path: Path, target: Path, move: bool, as_json: bool) -> None:
-    """Write a copy of this coordinator to TARGET: without keys, while it may run; or, with --move, all of it."""
+    """Write a copy of this coordinator to TARGET: a backup without keys, also while it runs; or all of it (--move)."""
     now = SystemClock().now_ms()
     contents = move_away(config_path, target, now_ms=now) if move else back_up(config_path, target, now_ms=now)
     control.say_copied(contents, target, program="coordinator", as_json=as_json)
@@ -190,7 +190,7 @@ def restore(source: Path, folder: Path, as_json: bool, **options: str | None) ->
 @click.option("--completed", type=click.IntRange(1), help="Models published so far, if not what the file says.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def recover(file: Path, config_path: Path, completed: int | None, as_json: bool) -> None:
-    """Take a run up again after the state folder was lost, from a FILE that a site wrote with `site-agent handover`."""
+    """Continue a run after the state folder was lost, from a FILE that a site wrote with `site-agent handover`."""
     found = take_up(config_path, file, completed=completed)
     if as_json:
         emit(found)

@@ -34,8 +34,8 @@ Group = late_group(
         },
         "coordinator.backup": {
             "backup": "Write a copy of this coordinator to a file, or move it to another machine.",
-            "restore": "Restore such a copy into a new folder.",
-            "recover": "Take a run up again after the state folder was lost.",
+            "restore": "Restore a backup, or a moved one, into a new folder.",
+            "recover": "Continue a run after the state folder was lost.",
             "state": "List this coordinator's files, and which of them may be copied.",
         },
     }

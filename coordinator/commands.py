@@ -69,8 +69,8 @@ runs = runs_command(state_folder, with_config)
 @click.option("--remove", metavar="RUN", help="Take this run out of the queue.")
 @with_config
 def queue(config_path: Path, manifest: Path | None, model: Path | None, remove: str | None) -> None:
-    """Queue the run of a signed MANIFEST with its initial MODEL: it begins when the run in force is over, without a
-    restart. Without both, list what waits."""
+    """Queue the run of a signed MANIFEST with its initial MODEL. It begins when the run in force is over; no restart is
+    needed. Without arguments, list the queue."""
     config, base = CoordinatorConfig.read(config_path)
     waiting = RunQueue(base / config.state)
     if remove is not None:
@@ -92,8 +92,8 @@ def queue(config_path: Path, manifest: Path | None, model: Path | None, remove: 
 @click.option("--reason", required=True, help="Why; shown in status and log.")
 @with_config
 def end_run(config_path: Path, run: str, reason: str) -> None:
-    """End RUN, which is in force, before its last round, for good: the newest model stays, the sites are told so under
-    the coordinator's signature, and the next queued run begins."""
+    """End RUN, the run in force, before its last round. This cannot be undone. The newest model stays, the sites get a
+    message that the coordinator has signed, and the next queued run begins."""
     config, base = CoordinatorConfig.read(config_path)
     manifest = Identity(folder=base / config.identity).manifest(now_ms=SystemClock().now_ms())
     if manifest is None or manifest.run != run:
@@ -147,7 +147,7 @@ def init(
     place: str | None,
     ml_dsa: bool,
 ) -> None:
-    """Make keys, a request for the consortium and a commented coordinator.toml in FOLDER; asks for what is left out."""
+    """Make keys, a request for the consortium and a commented coordinator.toml in FOLDER; asks for what is missing."""
     config = folder / "coordinator.toml"
     if config.exists():
         raise ConfigError("there is already a configuration", where=str(config), hint="choose another folder")
@@ -267,8 +267,8 @@ def status(config_path: Path, as_json: bool, running: bool) -> None:
 @click.command()
 @click.argument("target", type=click.Path(path_type=Path))
 @with_config
-@click.option("--round", "number", type=int, help="After this round; the newest if not given.")
-@click.option("--best", is_flag=True, help="Of the best round by the hospitals' scores.")
+@click.option("--round", "number", type=int, help="The model after this round; the newest if not given.")
+@click.option("--best", is_flag=True, help="The model of the best round by the hospitals' scores.")
 @click.option("--onnx", is_flag=True, help="Also write an ONNX file, and check it: extra [export].")
 @click.option("--format", "form", type=click.Choice(["files", "monai-bundle"]), default="files", show_default=True,
               help="monai-bundle: TARGET is a new folder, with the network as ONNX.")

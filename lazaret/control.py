@@ -96,7 +96,7 @@ def pause_commands(
     :param what: what is paused, in a few words.
     """
 
-    @click.command(help=f"Pause {what}: nothing new begins until `resume`; also while it runs, and over restarts.")
+    @click.command(help=f"Pause {what}: nothing new begins until `resume`, also after a restart. The service may run.")
     @click.option("--reason", default="by hand", show_default=True, help="Shown in status, log and page.")
     @with_config
     def pause(config_path: Path, reason: str) -> None:

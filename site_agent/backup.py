@@ -301,11 +301,11 @@ def _placed(config: SiteConfig, staging: Path, folder: Path) -> SiteConfig:
 
 @click.command()
 @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--move", is_flag=True, help="With keys and all; this folder can do nothing afterwards.")
+@click.option("--move", is_flag=True, help="Copy everything, with keys; then nothing can start from this folder.")
 @with_config
 @json_option
 def backup(config_path: Path, target: Path, move: bool, as_json: bool) -> None:
-    """Write a copy of this site to TARGET: without keys, of an agent that may run; or, with --move, the site itself."""
+    """Write a copy of this site to TARGET: a backup without keys, also while the agent runs; or all of it (--move)."""
     config, now = SiteConfig.read(config_path), SystemClock().now_ms()
     contents = move_away(config, target, now_ms=now) if move else back_up(config, target, now_ms=now)
     control.say_copied(contents, target, program="site-agent", as_json=as_json)
@@ -327,7 +327,7 @@ def _say_left(contents: ArchiveContents) -> None:
     help="A folder outside of FOLDER where the privacy ledger or its anchor may be written; may be repeated.",
 )
 def restore(source: Path, folder: Path, outside: tuple[Path, ...], as_json: bool, **options: str | None) -> None:
-    """Restore the copy SOURCE into FOLDER: a site that has moved, or a new member with what a lost one had learnt."""
+    """Restore the copy SOURCE into FOLDER: a site that has moved, or a new member with the models of a lost one."""
     contents, request = restore_site(source, folder, RestoreOptions(**options), outside=outside)
     check = f"run `site-agent check --config {folder}/site.toml`, and start the agent"
     moved = f"delete {source} and its copies, {check}"

@@ -41,7 +41,7 @@ Group = late_group(
         },
         "site_agent.backup": {
             "backup": "Write a copy of this site to a file, or move it to another machine.",
-            "restore": "Restore such a copy into a new folder.",
+            "restore": "Restore a backup, or a moved one, into a new folder.",
             "state": "List this site's files, and which of them may be copied.",
         },
         "site_agent.model_commands": {

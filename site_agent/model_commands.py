@@ -83,7 +83,7 @@ def predict(
 ) -> None:
     """Predict a folder, a file, or the images that a CSV table lists. Nothing is sent.
 
-    A file that cannot be read is named and has its problem in the table; the rest is predicted, and the exit code is 1.
+    For a file that cannot be read, the table has the reason; all others are predicted, and the exit code is 1.
     """
     config = SiteConfig.read(config_path)
     place = isolate(config, source=source, target=output, store=store)

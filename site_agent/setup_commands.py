@@ -201,9 +201,9 @@ INITIAL: Final = "initial.safetensors"
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("."))
 @click.option("--federation", help="Name of the federation, as the consortium calls it.")
 @click.option("--name", help="Name of this hospital in the roster.")
-@click.option("--address", help="The coordinator's host:port; a kit brings it if left out.")
+@click.option("--address", help="The coordinator's host:port; if not given, a kit brings it.")
 @click.option("--data", "source", help="csv:FILE, folders:DIR, dicom:DIR, npz:PATH or generated.")
-@click.option("--legal-basis", help="On which ground the images are used; the audit asks for it.")
+@click.option("--legal-basis", help="The legal basis for the use of the images; the audit asks for it.")
 @click.option("--initial-model", help=f"The consortium's model file; {INITIAL} if left out.")
 @token_option
 @issuer_options
@@ -223,7 +223,7 @@ def init(
     ml_dsa: bool,
     as_json: bool,
 ) -> None:
-    """Make keys, a request for the consortium and a commented site.toml in FOLDER; asks for what is left out."""
+    """Make keys, a request for the consortium and a commented site.toml in FOLDER; asks for what is missing."""
     config = folder / "site.toml"
     if config.exists():
         raise ConfigError("there is already a configuration", where=str(config), hint="choose another folder")

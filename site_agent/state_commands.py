@@ -50,11 +50,11 @@ from site_agent.state_writer import WriteAheadLog
 
 @click.command()
 @click.option("--create", is_flag=True, help="Create it; a population has one budget only.")
-@click.option("--first", is_flag=True, help="With --create, at a site that was restored: there never was one.")
+@click.option("--first", is_flag=True, help="With --create, at a restored site: confirm that it never had a ledger.")
 @click.option("--undo", is_flag=True, help="Remove one that was created by mistake, before its first booking.")
-@click.option("--resume", is_flag=True, help="Book again after rounds that were booked, but not trained.")
+@click.option("--resume", is_flag=True, help="Permit new bookings after rounds that were booked, but not trained.")
 @click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Propose the noise for this epsilon.")
-@click.option("--check", "second", is_flag=True, help="Compute what was booked again, with Opacus' accountants too.")
+@click.option("--check", "second", is_flag=True, help="Compute the booked epsilon again, with Opacus too.")
 @with_config
 @json_option
 def ledger(
@@ -268,7 +268,7 @@ def give_up_unverified(
 @with_config
 @json_option
 def accept(config_path: Path, run: str, as_json: bool) -> None:
-    """Begin RUN, which was offered and waits for a person; the agent goes on with it, and needs no restart."""
+    """Begin RUN, which was offered and waits for your decision. The agent needs no restart."""
     config = SiteConfig.read(config_path)
     offered = next_run.accept(config, Identity(folder=config.identity), run, now_ms=SystemClock().now_ms())
     if as_json:
@@ -286,7 +286,7 @@ def accept(config_path: Path, run: str, as_json: bool) -> None:
 @click.option("--reason", required=True, help="Why rounds failed, and what was done about it; goes to the privacy log.")
 @with_config
 def permit(config_path: Path, reason: str) -> None:
-    """Permit this site further updates on a model that did not change; the agent must not run meanwhile."""
+    """Permit this site further updates on a model that did not change. Stop the agent first."""
     clock = SystemClock()
     state_dir, manifest = _held(SiteConfig.read(config_path), clock)
     wal = WriteAheadLog(state_dir.wal)

@@ -92,7 +92,7 @@ class _Group(
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--alerts", type=FILE, help="Send a verdict that is not clean to the [alerts] of this configuration.")
+@click.option("--alerts", type=FILE, help="Send a verdict with findings to the [alerts] of this configuration.")
 @click.option("--segments", multiple=True, type=LOG, help="A folder with archived segments of a log; repeatable.")
 @click.pass_context
 def main(context: click.Context, alerts: Path | None, segments: Sequence[Path]) -> None:

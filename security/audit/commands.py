@@ -306,7 +306,7 @@ def report(logs: Sequence[Path], root_key: Path | None, lost: Sequence[str], out
 @click.option("--folder", type=LOG, help="Where to work; default: the system's temporary folder.")
 @as_json
 def bench(entries: int, appends: int, logs: int, folder: Path | None, as_json: bool) -> None:
-    """What logging and verifying cost on this machine."""
+    """Measure what logging and verifying cost on this machine."""
     from security.audit.bench import bench as run
 
     if 0 < logs < 4:

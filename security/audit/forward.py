@@ -372,7 +372,7 @@ def forward(
     lenient: bool,
     compare: Path | None,
 ) -> None:
-    """Send the entries of a log to a log collector, and go on while the party writes. Reads the log only."""
+    """Send the entries of a log to a log collector, and continue while the party writes. Reads the log only."""
     if compare is not None:
         _compare_collected(log, compare, position)
     if to is None or ca is None or position is None:

@@ -298,7 +298,7 @@ def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
 @click.option("--response", type=FILE, help="The authority's answer, to be checked.")
 @click.option("--ca", type=FILE, help="Root certificates of the authority (PEM).")
 def timestamp(log: Path, asked: Path | None, response: Path | None, ca: Path | None) -> None:
-    """Time stamps of checkpoints (RFC 3161). Nothing is sent: the files go to the authority and come back your way."""
+    """Time stamps of checkpoints (RFC 3161). Nothing is sent: you carry the files to the authority and back."""
     refuse_hostile(log)
     folder = LogFolder(log)
     notes = [folder.checkpoint_note(size) for size in reversed(folder.checkpoint_sizes())]

@@ -88,7 +88,7 @@ def backup(target: Path, folder: Path) -> None:
     help="The newest manifest, as a member has it; may be repeated, for several members.",
 )
 def restore(source: Path, folder: Path, manifests: tuple[Path, ...]) -> None:
-    """Make the consortium's FOLDER of the backup SOURCE, if no manifest was signed since."""
+    """Restore the consortium's FOLDER from the backup SOURCE, if no manifest was signed after it."""
     contents, newest = restore_root(source, folder, manifests, now_ms=SystemClock().now_ms())
     say(f"{contents.party} is in {folder}; `consortium show --dir {folder}` shows it")
     if newest is not None:

@@ -22,7 +22,7 @@ Group = late_group(
         },
         "security.consortium.backup": {
             "backup": "Write the whole folder to a file.",
-            "restore": "Restore such a copy, if no manifest was signed since.",
+            "restore": "Restore a backup, if no manifest was signed after it.",
         },
     }
 )

@@ -38,7 +38,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 days_option = click.option(
     "--days",
     type=click.IntRange(1, 3650),
-    help=f"Validity; by default up to {pki.MEMBER_DAYS}, and not until a day on which another member's ends.",
+    help=f"Validity in days. By default up to {pki.MEMBER_DAYS}, so that no two members' certificates end on one day.",
 )
 
 

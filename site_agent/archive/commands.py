@@ -28,14 +28,14 @@ _MOST_LINES = 20
 
 @click.command("archive-fetch")
 @click.argument("source", required=False)
-@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Another folder than that of [archive].")
+@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Instead of that of [archive].")
 @with_config
 @json_option
 def archive_fetch(config_path: Path, source: str | None, into: Path | None, as_json: bool) -> None:
     """Fetch images from the hospital's archive into a private folder of this machine.
 
-    SOURCE is that of [data] in site.toml if left out. What is there already is not fetched again, so that a fetch that
-    was cut goes on where it was. New cases to predict go into a folder of their own: --into.
+    Without SOURCE, that of [data] in site.toml is used. Images that are here already are not fetched again, so an
+    interrupted fetch can be continued. Fetch new cases for predictions into a folder of their own (--into).
     """
     config = SiteConfig.read(config_path)
     wanted = config.fetched if source is None else ArchiveSource.parse(source, Path.cwd())
@@ -98,7 +98,7 @@ def archive_send(config_path: Path, folder: Path, address: str | None, as_json: 
 
 
 @click.command("archive-erase")
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Another than that of [archive].")
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Instead of that of [archive].")
 @with_config
 @json_option
 def archive_erase(config_path: Path, folder: Path | None, as_json: bool) -> None:
