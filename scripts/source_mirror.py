@@ -24,6 +24,7 @@ from lazaret.software import PACKAGES
 
 ROOT: Final = Path(__file__).parents[1]
 GENERATED: Final = ("_pb2.py", "_pb2_grpc.py")
+LONGEST: Final = 450  # lines of a file (CONTRIBUTING.md)
 # Names that two rooms share because the word is the field's own in both; each with its reason.
 SHARED_NAMES: Final[dict[str, str]] = {}
 # Where the machines say what their shells are to do.
@@ -68,6 +69,20 @@ def single_importers() -> dict[str, str]:
     lone = {name: next(iter(by)) for name, by in users.items() if len(by) == 1 and not is_contract(modules[name])}
     # A package's commands import each other only from the entry; an entry is where a reader begins.
     return {name: by for name, by in sorted(lone.items()) if not by.endswith("__main__")}
+
+
+def why_apart(name: str, importer: str) -> str:
+    """What a figure can say for a module with one importer; the rest is for people to judge."""
+    paths = {dotted(path): path for path in sources()}
+    together = sum(len(paths[one].read_text(encoding="utf-8").splitlines()) for one in (name, importer))
+    if together > LONGEST:
+        return f"together {together} lines"
+    tree = ast.parse(paths[importer].read_text(encoding="utf-8"))
+    first = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+    if name not in first:
+        return "loaded when it is used"
+    text = "".join(path.read_text(encoding="utf-8") for path in sources())
+    return "a command of its own" if f'"{name}"' in text else "to be judged"
 
 
 def class_names() -> dict[str, list[str]]:
@@ -212,7 +227,8 @@ def main() -> None:
     asked = parser.parse_args()
     found = figures(trace=not asked.no_trace)
     if asked.list:
-        found |= {"single_importers": single_importers(), "twice": class_names(), "lost_tests": tests_without_source()}
+        lone = {name: f"{by}: {why_apart(name, by)}" for name, by in single_importers().items()}
+        found |= {"single_importers": lone, "twice": class_names(), "lost_tests": tests_without_source()}
     if asked.json:
         print(json.dumps(found, indent=2))
     else:
