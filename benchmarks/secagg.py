@@ -38,6 +38,8 @@ from security.secrets import Secret
 
 BASES = 4  # so many different updates; a hundred would not fit into one process
 FLOWER = "flwr==1.41.0"
+# Parts of a site that come after the aggregation: taking the result, and checking its part of the sum.
+_PARTS = {messages.Result: "result", messages.SumFrame: "result", messages.ChunkPiece: "check"}
 MIB = 2**20
 
 
@@ -139,19 +141,20 @@ class Sites:
             message = self.streams[name].decode(data)
         if name in self.dropped and isinstance(message, messages.Deliver | messages.Survivors):
             return
-        with self.watch.time("result" if isinstance(message, messages.Result | messages.SumFrame) else "receive"):
+        part = _PARTS.get(type(message), "receive")
+        with self.watch.time(part):
             effects = machine.receive(message)
-        for answer in self._carry_out(name, effects):
+        for answer in self._carry_out(name, effects, "to bytes" if part == "receive" else "check"):
             count = self.keys if isinstance(message, messages.Plan | messages.Adverts) else self.sent
-            count[name] += len(answer)
+            count[name] += len(answer) * (part == "receive")
             yield answer
         if any(isinstance(effect, SendUpload) for effect in effects):
             self.floor.measure()
 
-    def _carry_out(self, name: str, effects: Effects) -> Iterator[bytes]:
+    def _carry_out(self, name: str, effects: Effects, part: str) -> Iterator[bytes]:
         for effect in effects:
             if isinstance(effect, Send):
-                with self.watch.time("to bytes"):
+                with self.watch.time(part):
                     data = self.streams[name].encode(effect.message)
                 yield data
             elif isinstance(effect, SendUpload):
@@ -231,6 +234,7 @@ def measure(sites: int, params: int, dropouts: int, workers: int) -> dict[str, A
         "site_merkle_ms": 1e3 * watch.median("vector_root"),
         "site_codec_ms": 1e3 * watch.total("to bytes") / sites,
         "site_burst_ms": 1e3 * watch.total("receive", "to bytes") / sites,
+        "site_check_ms": 1e3 * watch.total("check") / child.LISTENERS,
         "coordinator_unmask_ms": report["unmask_ms"],
         "coordinator_add_ms": report["add_ms"],
         "coordinator_merkle_ms": report["merkle_ms"],
