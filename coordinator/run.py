@@ -262,7 +262,7 @@ class Shell:
             case Send(message, to) if to is not None:
                 self._queue(to, [message], vector=type(message) in BULKY)
             case SendFrames(to):
-                self._queue(to, self._frames(effect), vector=True)
+                self._queue(to, self._frames(effect), vector=True, check=effect.check)
             case Discard(keys):
                 for key in keys:
                     self.engine.core.spool.remove(key)
@@ -296,9 +296,9 @@ class Shell:
     def _previous_number(self) -> int:
         return self.engine.previous.start.round if self.engine.previous else 0
 
-    def _queue(self, site: str, messages: Iterable[Wire], *, vector: bool = False) -> None:
+    def _queue(self, site: str, messages: Iterable[Wire], *, vector: bool = False, check: bool = False) -> None:
         if site in self.streams:
-            self.streams[site].put(messages, vector=vector)
+            self.streams[site].put(messages, vector=vector, check=check)
 
     def _frames(self, effect: SendFrames) -> Iterator[Wire]:
         """As long as the disk has them: it may take long until a slow site has room for the next one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from coordinator.ingress_log import IngressLog
@@ -35,15 +35,36 @@ class Turns:
     """So many vectors on their way at once, whoever they are for; so many bulky messages too. Others need no turn.
 
     A frame is in memory several times while it is under way, and there is one for every stream that moves a vector:
-    with turns, memory does not grow with the number of sites.
+    with turns, memory does not grow with the number of sites. What checks a sum lets everything else pass: sites wait for
+    the sum, to train on.
     """
 
     def __init__(self, count: int = VECTORS_AT_ONCE) -> None:
         self._free = asyncio.Semaphore(count)
+        self._before_checks = 0
+        self._none_before = asyncio.Event()
+        self._none_before.set()
+
+    async def begin(self, *, check: bool) -> None:
+        """:param check: it waits until nothing else has a turn, but not for long."""
+        if check:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._none_before.wait(), LONGEST_SECONDS)
+        await self._free.acquire()
+        if not check:
+            self._before_checks += 1
+            self._none_before.clear()
+
+    def end(self, *, check: bool) -> None:
+        self._free.release()
+        if not check:
+            self._before_checks -= 1
+            if not self._before_checks:
+                self._none_before.set()
 
     @contextmanager
     def of_stream(self) -> Iterator[SendTurn]:
-        turn = SendTurn(self._free)
+        turn = SendTurn(self)
         try:
             yield turn
         finally:
@@ -55,16 +76,21 @@ class SendTurn:
     goes on without: a slow link holds up nobody else.
     """
 
-    def __init__(self, free: asyncio.Semaphore) -> None:
-        self._free = free
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._check = False
         self._end: float | None = None
         self._lapse: asyncio.TimerHandle | None = None
 
-    async def frame(self) -> None:
-        """Before every frame: wait for the turn, if the vector has none yet."""
+    async def frame(self, *, check: bool = False) -> None:
+        """Before every frame: wait for the turn, if the vector has none yet.
+
+        :param check: it is of the check of a sum.
+        """
         loop = asyncio.get_running_loop()
         if self._end is None:
-            await self._free.acquire()
+            await self._turns.begin(check=check)
+            self._check = check
             self._end = loop.time() + LONGEST_SECONDS
         elif self._lapse is None:
             return  # given away for the rest of this vector
@@ -74,7 +100,7 @@ class SendTurn:
 
     def _give_away(self) -> None:
         self._lapse = None
-        self._free.release()
+        self._turns.end(check=self._check)
 
     def end(self) -> None:
         """The vector is through, or will not be."""
@@ -87,6 +113,7 @@ class SendTurn:
 class _Queued(NamedTuple):
     messages: Iterator[Wire]
     vector: bool
+    check: bool = False
 
 
 class Stream:
@@ -107,15 +134,16 @@ class Stream:
         self._closing = False
         self._overrun = asyncio.Event()  # more is waiting than a site may leave unread
 
-    def put(self, messages: Iterable[Wire], *, vector: bool = False) -> None:
+    def put(self, messages: Iterable[Wire], *, vector: bool = False, check: bool = False) -> None:
         """Queue messages behind everything that is already to be sent. A vector waits for its turn, unmade.
 
         :param vector: of a bulky message too: it is encoded when its turn comes.
+        :param check: of a vector for the check of a sum: its turn comes after those of others.
         """
         if len(self._queue) >= MOST_QUEUED:
             self._overrun.set()
             return
-        self._queue.append(_Queued(iter(messages), vector))
+        self._queue.append(_Queued(iter(messages), vector, check))
         self._wake.set()
 
     def close(self, *last: Wire) -> None:
@@ -142,7 +170,7 @@ class Stream:
         while True:
             while not self.idle:
                 if self._queue[0].vector:
-                    await turn.frame()
+                    await turn.frame(check=self._queue[0].check)
                 message = self.take()
                 if message is not None:
                     return message

@@ -215,7 +215,8 @@ class Service:
     async def _read(self, stream: Stream, context: Any) -> None:
         """Not by iterating over the requests: the iterator would hold on to each frame until the next one is there.
 
-        A frame that is not asked for stays on the other side of the window.
+        A frame that is not asked for stays on the other side of the window. Each one comes through the loop, so that
+        many of them at once do not block the other streams.
         """
         with self._receiving.of_stream() as turn:
             while self._received(stream, await context.read()):
@@ -223,8 +224,6 @@ class Service:
                     await turn.frame()
                 else:
                     turn.end()
-                # Many frames at once must not block the other streams.
-                await asyncio.sleep(0)
 
     def _received(self, stream: Stream, data: Any) -> bool:
         """Take what arrived; returns whether the stream continues."""

@@ -140,10 +140,12 @@ class Outbox:
             self._stop(outgoing, refusal, send.round)
             raise
         self._log.append(entry, run=self._seat.policy.run, round=send.round)
+        # All frames but the last are equally long.
+        whole, last = (expected_bytes(messages.UploadFrame, replace(shape, frame=at, frames=1)) for at in (0, total - 1))
         for frame in send.frames():
             if self._is_closed():
                 return
-            yield self._frame(frame, shape)
+            yield self._frame(frame, last if frame.index == total - 1 else whole)
 
     def _stop(self, outgoing: Outgoing | OutgoingVector, refusal: PolicyViolation, number: int | None) -> None:
         self.blocked += 1
@@ -153,10 +155,10 @@ class Outbox:
         """Asked between frames: the stream may break while one is on its way."""
         return not self.connected
 
-    def _frame(self, frame: messages.UploadFrame, shape: Shape) -> bytes:
+    def _frame(self, frame: messages.UploadFrame, due: int) -> bytes:
         self._sequence += 1
         payload = FROM_SITE.encode(Parcel(message=frame, sequence=self._sequence))
-        if len(payload) != expected_bytes(type(frame), replace(shape, frame=frame.index, frames=1)):
+        if len(payload) != due:
             raise PolicyViolation("a frame has the wrong length", where="UploadFrame")
         self.sent["UploadFrame"] += len(payload)
         return payload

@@ -242,6 +242,7 @@ class Agent:
                 )
             case Certified():
                 log.info("result %s is verified", effect.result.hex()[:8])
+                process.release_memory()  # what masks, sum and check needed; not while others wait for an answer
                 if self._shown is not None and result_digests(self._shown)[2] == effect.result:
                     self.state_dir.keep_covered(Jump(result=self._shown, check=effect.check))
             case _:
@@ -250,7 +251,6 @@ class Agent:
     def _advance(self, effect: Advanced) -> None:
         """A new model is in force: nothing of its round is sent again, so its update can go."""
         log.info("round %d: sum of %d sites accepted", effect.round, len(effect.survivors))
-        process.release_memory()  # what masks and sum needed
         self.state_dir.forget(effect.round)
         if self._landing is not None and result_digests(self._landing.result)[2] == effect.result:
             self.state_dir.keep_covered(self._landing)  # a state that came whole is covered already

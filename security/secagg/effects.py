@@ -90,10 +90,13 @@ class SendFrames:
 
     The frames are made one by one when there is room for them on the way, so that nothing large waits in memory. What
     they are read from may have left the disk by then: they end there, with `Gone` or DataError.
+
+    :ivar check: it is for the check of a sum, and may wait until the sum itself has arrived everywhere.
     """
 
     to: str
     frames: Callable[[], Iterator[Wire]] = field(repr=False)
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def _flush(state: State) -> bool:
     for part in _chunks(slice(0, len(state))):
         bits = state[part].view(np.uint32)
         exponents = bits & _EXPONENT_BITS
-        if not exponents.all():
+        if not exponents.min():
             np.multiply(bits, exponents != 0, out=bits)
         finite = finite and exponents.max() != _EXPONENT_BITS
     return finite
@@ -330,6 +330,10 @@ def _step_length(layout: Layout, signed: Words, weight: int) -> int:
 
 def _movement(part: Words, coarse: int, shift: int) -> int:
     steps = part >> coarse if coarse else part
+    if not shift:
+        # In 16 bits. Whole numbers below 2^53 are exact as doubles, in any order: a chunk's squares reach 2^46.
+        doubles = steps.astype(np.float64)
+        return int(np.einsum("i,i->", doubles, doubles))
     squares: Any = np.multiply(steps, steps, dtype=np.int64)
     squares >>= shift
     return int(squares.sum())

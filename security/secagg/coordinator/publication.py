@@ -128,7 +128,8 @@ class Publication:
         if request.result != self.result_hash or self._uploads is None or request.chunk >= self._policy.chunks:
             raise RemoteProtocolError("there is no such chunk of this result", where="audit")
         uploads = self._uploads
-        return SendFrames(site, lambda: uploads.pieces(self.result_hash, request.chunk, self.survivors))
+        frames = partial(uploads.pieces, self.result_hash, request.chunk, self.survivors)
+        return SendFrames(site, frames, check=True)
 
 
 def sum_frames(result: bytes, words: Words, layout: Layout) -> Iterator[SumFrame]:
