@@ -35,8 +35,8 @@ class Turns:
     """So many vectors on their way at once, whoever they are for; so many bulky messages too. Others need no turn.
 
     A frame is in memory several times while it is under way, and there is one for every stream that moves a vector:
-    with turns, memory does not grow with the number of sites. What checks a sum lets everything else pass: sites wait for
-    the sum, to train on.
+    with turns, memory does not grow with the number of sites. What checks a sum lets everything else pass: the sites
+    wait for the sum, to train on.
     """
 
     def __init__(self, count: int = VECTORS_AT_ONCE) -> None:

@@ -136,6 +136,72 @@ def test_a_link_that_is_slow_but_steady_gives_its_turn_away_too(monkeypatch: pyt
     asyncio.run(run())
 
 
+async def order_of_a_check_and_a_sum(turns: Turns) -> list[str]:
+    """One site has its sum and asks for what checks it, while the sum of another is on its way."""
+    order: list[str] = []
+
+    async def frames(name: str, *, check: bool) -> None:
+        with turns.of_stream() as turn:
+            for _ in range(FRAMES):
+                await turn.frame(check=check)
+                order.append(name)
+                await asyncio.sleep(0.005)
+
+    sums = asyncio.create_task(frames("sum", check=False))
+    await asyncio.sleep(0)
+    await asyncio.gather(sums, frames("check", check=True), frames("late sum", check=False))
+    return order
+
+
+def test_what_checks_a_sum_lets_every_sum_pass() -> None:
+    order = asyncio.run(order_of_a_check_and_a_sum(Turns(COUNT)))
+    assert len(order) == 3 * FRAMES
+    assert order[-FRAMES:] == ["check"] * FRAMES
+
+
+def test_a_check_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums on slow links, or to a site that connects again and again, cannot hold it up."""
+    monkeypatch.setattr(send_queue, "LONGEST_SECONDS", 0.05)
+    monkeypatch.setattr(send_queue, "PATIENCE_SECONDS", 60)
+
+    async def run() -> None:
+        turns = Turns(COUNT)
+        ended = asyncio.Event()
+
+        async def sums() -> None:
+            while not ended.is_set():
+                with turns.of_stream() as turn:
+                    await turn.frame()
+                    await asyncio.sleep(0.03)
+
+        overlapping = [asyncio.create_task(sums())]
+        await asyncio.sleep(0.015)
+        overlapping.append(asyncio.create_task(sums()))
+        with turns.of_stream() as turn:
+            await asyncio.wait_for(turn.frame(check=True), 5)
+        ended.set()
+        await asyncio.gather(*overlapping)
+
+    asyncio.run(run())
+
+
+def test_a_queue_says_which_of_its_vectors_check_a_sum() -> None:
+    async def run() -> bool:
+        turns = Turns(COUNT)
+        stream = Stream("site", 1, "")
+        stream.put(Vectors().frames(), vector=True, check=True)
+        with turns.of_stream() as first, turns.of_stream() as second:
+            await first.frame()
+            waiting = asyncio.create_task(stream.next(second))
+            await asyncio.sleep(0.01)
+            waited = not waiting.done()
+            first.end()
+            assert await asyncio.wait_for(waiting, 5) == Ping(number=0)
+            return waited
+
+    assert asyncio.run(run())
+
+
 def test_without_patience_for_it_a_slow_link_holds_up_the_others_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send_queue, "PATIENCE_SECONDS", 60)
 
