@@ -141,7 +141,8 @@ class Outbox:
             raise
         self._log.append(entry, run=self._seat.policy.run, round=send.round)
         # All frames but the last are equally long.
-        whole, last = (expected_bytes(messages.UploadFrame, replace(shape, frame=at, frames=1)) for at in (0, total - 1))
+        ends = (replace(shape, frame=at, frames=1) for at in (0, total - 1))
+        whole, last = (expected_bytes(messages.UploadFrame, end) for end in ends)
         for frame in send.frames():
             if self._is_closed():
                 return
