@@ -48,7 +48,7 @@ class Round:
 
     def __init__(self, folder: Path, sites: int, count: int, seed: int, verdict: Verdict) -> None:
         self.federation = NumberFederation(folder, sites=sites, rounds=100_000, words=WORDS, unwitnessed=2000, train=4)
-        self.seed, self.verdict = seed, verdict
+        self.seed, self.verdict, self.count, self.said = seed, verdict, count, 0
         # Each costs a new connection: some dozens in a short run, some hundreds in a long one.
         self._burst = min(max(count // 100, 4), 60)  # a short run lasts for some rounds too
         self._damaged = min(max(DAMAGED / count, 0.002), 0.02)
@@ -68,6 +68,15 @@ class Round:
 
     def sent(self, party: Party) -> int:
         return sum(self.report(party)["phases"].values())
+
+    def under_way(self, party: Party, end: float) -> bool:
+        """Whether messages are left to send, and time; how many there are is said now and then."""
+        time.sleep(0.5)
+        sent = self.sent(party)
+        if sent - self.said >= max(1000, self.count // 20):
+            self.said = sent
+            say(f"{sent} of {self.count} messages")
+        return sent < self.count and time.monotonic() < end
 
     def calm(self, party: Party) -> None:
         (party.home / "calm").touch()
@@ -89,8 +98,7 @@ def attack_coordinator(folder: Path, count: int, seed: int, end: float, verdict:
         federation.wait_published(1)
         first, before = Reading.of(coordinator.pid), federation.published
         abused = abuse(federation, count, seed, lambda: time.monotonic() > end)
-        while made.sent(fuzzer) < count and time.monotonic() < end:
-            time.sleep(0.5)
+        while made.under_way(fuzzer, end):
             made.restart(fuzzer)
             if coordinator.code is not None:
                 break
@@ -158,8 +166,7 @@ def attack_site(folder: Path, count: int, seed: int, end: float, verdict: Verdic
     first = last = None
     with federation.running():
         federation.wait_published(1)
-        while made.sent(fuzzer) < count and time.monotonic() < end and fuzzer.code is None:
-            time.sleep(0.5)
+        while made.under_way(fuzzer, end) and fuzzer.code is None:
             made.restart(victim)
             last = Reading.of(victim.pid)
             first = first or last

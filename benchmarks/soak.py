@@ -74,6 +74,7 @@ class Soak:
             reached = min(self.published() + every, last)
             self._wait(lambda: self.published() >= reached, "the next rounds")  # noqa: B023
             self.read()
+            say(f"{reached} of {last} rounds")
             if self.published() >= due:
                 due = self.published() + churn
                 self.rng.choice([self._pause, self._join, self._leave])()
