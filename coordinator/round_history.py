@@ -8,7 +8,7 @@ lock and may be used while the coordinator runs.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -257,6 +257,15 @@ class RoundHistory:
         """The records of the newest round that has any."""
         (newest,) = self._row("SELECT MAX(round) FROM records")
         return self._records(newest)
+
+    def earlier(self, number: int, states: Collection[bytes]) -> list[Wire]:
+        """The records of the rounds before this one that began with these models; no share lists, which are large."""
+        query = """
+        SELECT data FROM records WHERE round < ? AND round IN (SELECT number FROM rounds WHERE state_hash IN (?, ?))
+            AND substr(data, 1, 4) <> ? ORDER BY id"""
+        first, last = min(states), max(states)
+        rows = self._ask(query, number, first, last, records.heading(records.DealShown))
+        return [records.decode(data) for (data,) in rows]
 
     def deals(self, number: int, kx: bytes) -> list[Shares]:
         """The share lists of an attempt, which has these keys."""

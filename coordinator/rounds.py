@@ -38,6 +38,7 @@ from security.secagg import messages, records
 from security.secagg.certificates import Ack
 from security.secagg.context import SumVerdict
 from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secagg.coordinator.earlier import EarlierAttempt
 from security.secagg.coordinator.recovery import resume
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
 from security.secagg.coordinator.uploads import CoordinatorCore
@@ -60,6 +61,7 @@ class RoundEngine:
     :param renew: brings the core's mandate up to an instant: certificates begin and end in mid-run.
     :param policy_at: the policy at a later instant, if nothing but certificates changes until then.
     :param first: the model of the manifest, if it is not `model`; it stands while sites vote against all others.
+    :param before: what is left of attempts of earlier rounds on the model that stands, or on the one before it.
     :param lost: how many rounds before this start were lost, one after the other.
     :ivar paused: why nothing new begins; None if the run goes on.
     """
@@ -78,6 +80,7 @@ class RoundEngine:
         lost: int = 0,
         first: Vector | None = None,
         paused: str | None = None,
+        before: list[EarlierAttempt] | None = None,
     ) -> None:
         self.core = core
         self.book = book
@@ -99,6 +102,7 @@ class RoundEngine:
         self._renew = renew
         self.policy_at = policy_at or (lambda _: core.policy)
         self._lost = lost
+        self._before = before or []
         self._stored_blame = StoreBlame.of(book, core.policy)
 
     @property
@@ -135,6 +139,7 @@ class RoundEngine:
         else:
             self.round = CoordinatorRound(self.core, self.book, start, self.model)
             tidied = self._watch_if_uncovered(rebuilt)
+        self.round.before = self._before
         self.sites.new_round()
         if self.round.current is None:
             return tidied
@@ -155,10 +160,12 @@ class RoundEngine:
             config_hash=self.plan.config_hash,
             prev_result=self.chain.follow or policy.manifest_hash,
         )
+        if self.round is not None:
+            self._before = self.round.known(start.state_hash, self.round.start.state_hash)
         self.book.new_round()
-        self.round = CoordinatorRound(self.core, self.book, start, self.model)
+        self.round = CoordinatorRound(self.core, self.book, start, self.model, before=self._before)
         self.sites.new_round()
-        return OpenRound(start), *self._look()
+        return OpenRound(start), *self.round.ask_aborts(self.sites.online), *self._look()
 
     def _orders(self, sites: Iterable[str]) -> Effects:
         """The order for those who can be in a cohort. Another one would train, and pay, for nothing."""
@@ -256,8 +263,8 @@ class RoundEngine:
         """An attempt that is over here may still be open at a site that was away when it ended."""
         for attempt in self._round.attempts if self.round else ():
             if attempt.ctx == open_ctx and attempt.state in _OVER:
-                return (Send(attempt.abort_request(), to=site),)
-        return ()
+                return (Send(attempt.abort_request(), to=site), *self._round.ask_aborts([site]))
+        return self.round.ask_aborts([site]) if self.round else ()
 
     def gone(self, site: str) -> Effects:
         """A stream has ended. What the site said in this round it will say again when it is back."""
@@ -278,10 +285,15 @@ class RoundEngine:
             return self._pong(site, message)
         if isinstance(message, QUESTIONS):
             return self._about_sum(site, message)
+        if isinstance(message, messages.Abort) and (known := self._earlier(message.ctx)) is not None:
+            return *known.take(self.core.policy, message), *self._look()
         if self.previous is not None and self._names(self.previous, message):
             # An answer that came when enough others had answered.
             return *self.previous.receive(site, message), *self._changed_blame()
         return self._settle(self._round.attempt_of(message).receive(site, message))
+
+    def _earlier(self, ctx: bytes) -> EarlierAttempt | None:
+        return next((known for known in self._before if known.ctx == ctx), None)
 
     def round_of(self, message: Wire) -> int | None:
         """The round whose attempt a message of the aggregation names, for the privacy log."""
@@ -429,6 +441,8 @@ class RoundEngine:
         able, now = self.able_until(), self._now()
         if self.unchecked or not self._suffice(self.sites.ready & able):
             return False
+        if self._round.unsettled and now < self.deadline:
+            return False  # sites that have dealt in an earlier attempt on this model would refuse the plan
         return now >= self.deadline or self.sites.complete(able, now, grace_ms=self.plan.grace_ms)
 
     # The aggregation.

@@ -196,8 +196,16 @@ class RepeatOf(_message.Message):
     survivors: bytes
     def __init__(self, ctx: _Optional[bytes] = ..., survivors: _Optional[bytes] = ...) -> None: ...
 
+class EarlierSum(_message.Message):
+    __slots__ = ("round", "sites")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SITES_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    sites: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, round: _Optional[int] = ..., sites: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class RoundContext(_message.Message):
-    __slots__ = ("version", "federation", "manifest_hash", "run", "round", "attempt", "n", "t", "a", "c", "m", "members", "coordinator_cert", "suite", "repeats", "state_hash", "config_hash", "layout_hash", "prev_result")
+    __slots__ = ("version", "federation", "manifest_hash", "run", "round", "attempt", "n", "t", "a", "c", "m", "members", "coordinator_cert", "suite", "repeats", "sums", "state_hash", "config_hash", "layout_hash", "prev_result")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +221,7 @@ class RoundContext(_message.Message):
     COORDINATOR_CERT_FIELD_NUMBER: _ClassVar[int]
     SUITE_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
     STATE_HASH_FIELD_NUMBER: _ClassVar[int]
     CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -232,11 +241,12 @@ class RoundContext(_message.Message):
     coordinator_cert: bytes
     suite: str
     repeats: _containers.RepeatedCompositeFieldContainer[RepeatOf]
+    sums: _containers.RepeatedCompositeFieldContainer[EarlierSum]
     state_hash: bytes
     config_hash: bytes
     layout_hash: bytes
     prev_result: bytes
-    def __init__(self, version: _Optional[int] = ..., federation: _Optional[str] = ..., manifest_hash: _Optional[bytes] = ..., run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., n: _Optional[int] = ..., t: _Optional[int] = ..., a: _Optional[int] = ..., c: _Optional[int] = ..., m: _Optional[int] = ..., members: _Optional[_Iterable[_Union[CohortMember, _Mapping]]] = ..., coordinator_cert: _Optional[bytes] = ..., suite: _Optional[str] = ..., repeats: _Optional[_Iterable[_Union[RepeatOf, _Mapping]]] = ..., state_hash: _Optional[bytes] = ..., config_hash: _Optional[bytes] = ..., layout_hash: _Optional[bytes] = ..., prev_result: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., federation: _Optional[str] = ..., manifest_hash: _Optional[bytes] = ..., run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., n: _Optional[int] = ..., t: _Optional[int] = ..., a: _Optional[int] = ..., c: _Optional[int] = ..., m: _Optional[int] = ..., members: _Optional[_Iterable[_Union[CohortMember, _Mapping]]] = ..., coordinator_cert: _Optional[bytes] = ..., suite: _Optional[str] = ..., repeats: _Optional[_Iterable[_Union[RepeatOf, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[EarlierSum, _Mapping]]] = ..., state_hash: _Optional[bytes] = ..., config_hash: _Optional[bytes] = ..., layout_hash: _Optional[bytes] = ..., prev_result: _Optional[bytes] = ...) -> None: ...
 
 class AbortLine(_message.Message):
     __slots__ = ("site", "code", "signature")

@@ -213,6 +213,8 @@ class LoopbackFederation:
     ) -> RoundOutcome:
         """Sum the encoded updates of the sites that have one; `drops` says who falls silent where."""
         self.begin_round(updates, drops)
+        self._do_coordinator(self.planned.ask_aborts(updates))
+        self.pump()
         while True:
             ready = [name for name in updates if self.sites[name].online]
             try:
@@ -241,7 +243,8 @@ class LoopbackFederation:
             check=self.check,
         )
         self.book.new_round()
-        self.planned = CoordinatorRound(self.core, self.book, start, self.model)
+        before = self.planned.known(head, self.planned.start.state_hash) if self.round > 1 else []
+        self.planned = CoordinatorRound(self.core, self.book, start, self.model, before=before)
 
     def run_attempt(self, attempt: CoordinatorAttempt) -> None:
         """Carry messages until the attempt has ended; a step that waits for nobody is closed."""

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Final
 
 from lazaret.errors import CodecError
 from security import labels
 from security.crypto import encoding
 from security.secagg import fields
-from security.secagg.fields import Count, Digest, Many, Nested, SiteId, Wire
+from security.secagg.fields import Count, Digest, Many, Nested, SiteId, SiteIds, Wire
 from security.secagg.thresholds import Thresholds
 
 PROTOCOL_VERSION = 1
@@ -48,11 +48,24 @@ class RepeatOf(Wire):
     survivors: Digest
 
 
+MAX_EARLIER_SUMS: Final = 32  # on one model: a site sends three different updates on it, or six, before it waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierSum(Wire):
+    """A sum of updates on the same model that exists, or may exist: of a round before, or of an attempt before."""
+
+    round: Count
+    sites: SiteIds
+
+
 @dataclass(frozen=True, kw_only=True)  # without slots: CTX is asked for at every step and kept
 class RoundContext(Wire):
     """Everything that an attempt's keys are bound to before the first key is made; its hash is CTX.
 
     `repeats` empty is a normal attempt; otherwise an exact repeat of the certified sets it names (section 8).
+    `sums` are the certified sets of earlier attempts on this model, so that all members compare with the same ones
+    (section 10, "Differences of sums").
     """
 
     version: Count
@@ -70,6 +83,7 @@ class RoundContext(Wire):
     coordinator_cert: Digest
     suite: SiteId
     repeats: Annotated[tuple[RepeatOf, ...], Many(Nested(RepeatOf), limit=64)]
+    sums: Annotated[tuple[EarlierSum, ...], Many(Nested(EarlierSum), limit=MAX_EARLIER_SUMS)]
     state_hash: Digest
     config_hash: Digest
     layout_hash: Digest

@@ -120,12 +120,24 @@ class ReplyErased(Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSettled(Wire):
+    """What became of an attempt in which this site has dealt shares: the one set that can have a sum, or no set."""
+
+    ctx: Digest
+    sites: SiteIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SumSeen(Wire):
-    """A sum that exists, or may exist: the sites in it, and the model that their updates were trained on."""
+    """A sum that exists, or may exist: the sites in it, and the model that their updates were trained on.
+
+    :ivar ctx: the attempt in which this site has released shares for it, until it is known what became of it.
+    """
 
     round: Count
     state_hash: Digest
     sites: SiteIds
+    ctx: Digest = bytes(32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +218,8 @@ class Remembered(Wire):
     acked_round: Count
     acked: Digest = bytes(32)
     vote: Annotated[int, Number(limit=max(Vote))] = Vote.NONE
+    aside_on: Digest = bytes(32)
+    aside: Count = 0
 
 
 # A coordinator's records.
@@ -310,6 +324,7 @@ KINDS: Final[dict[int, type[Wire]]] = {
     14: ShareDisclosed,
     15: UpdatesPermitted,
     16: VotesTaken,
+    17: AttemptSettled,
     50: Planned,
     51: AdvertsShown,
     53: UploadCounted,

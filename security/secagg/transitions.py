@@ -76,8 +76,9 @@ restart repeats it and never shows a second version (section 9). Time limits are
 
 advertising  C0 is sent; waits for S1 of every member. One refusal, abort or timeout ends the attempt: there is no
              masked vector yet. On disk: `Planned`. A crash: the attempt is over.
-dealing      C1 is sent; waits for S2 of every member. One abort or timeout ends the attempt. On disk: `AdvertsShown`.
-             A crash: the attempt is over, because share lists were in memory only.
+dealing      C1 is sent; waits for S2 of every member. After one abort or timeout aborts are asked for: nothing masked
+             was sent, but a site that has dealt asks for their certificate before it deals again on this model (section
+             10). On disk: `AdvertsShown`. A crash: the same, because share lists were in memory only.
 uploading    C2 is sent; masked vectors arrive. On disk: `DealShown` of all, frames in the spool, `UploadCounted` for
              each complete upload. Accusations are passed on to the dealer and its answer to the accuser; a dealer
              without a valid answer ends the attempt. From here on an attempt needs a certificate before its updates can
@@ -239,13 +240,13 @@ def _keep(state: CoordinatorState, *events: CoordinatorEvent) -> dict[Coordinato
 _LATE = (_CE.ADVERT, _CE.REFUSAL, _CE.SHARES, _CE.HEADER, _CE.FRAME, _CE.ACCUSATION, _CE.DISCLOSURE)
 
 COORDINATOR: Mapping[CoordinatorState, Mapping[CoordinatorEvent, CoordinatorState]] = {
-    # Before C2 nothing masked exists, so that an attempt simply ends where it stands.
+    # Before C1 nobody has dealt shares, so that an attempt simply ends where it stands.
     _C.ADVERTISING: _keep(_C.ADVERTISING, _CE.ADVERT)
     | {_CE.ALL_ADVERTS: _C.DEALING}
     | dict.fromkeys((_CE.REFUSAL, _CE.ABORT, _CE.DROP, _CE.GIVE_UP), _C.DEAD),
     _C.DEALING: _keep(_C.DEALING, *_LATE[:3])
     | {_CE.ALL_SHARES: _C.UPLOADING}
-    | dict.fromkeys((_CE.ABORT, _CE.DROP, _CE.GIVE_UP), _C.DEAD),
+    | dict.fromkeys((_CE.ABORT, _CE.DROP, _CE.GIVE_UP), _C.ABORTING),
     _C.UPLOADING: _keep(_C.UPLOADING, *_LATE, _CE.ABORT)
     | {_CE.ENOUGH_UPLOADS: _C.AGREEING, _CE.DROP: _C.ABORTING, _CE.GIVE_UP: _C.ABORTING, _CE.ENOUGH_ABORTS: _C.DEAD},
     _C.AGREEING: _keep(_C.AGREEING, *_LATE, _CE.AGREE, _CE.ABORT)

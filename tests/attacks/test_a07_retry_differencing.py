@@ -153,7 +153,7 @@ def the_same_update_in_the_next_round(run: EvilCoordinator) -> None:
     run.secretly()
     run.round += 1
     run.planned.start = replace(run.planned.start, round=run.round)
-    run.planned.attempts.clear()
+    run.planned.before, run.planned.attempts = run.planned.known(run.planned.start.state_hash), []
     for name, words in updates.items():
         run.truth[run.round, name] = words
         pending = PendingUpdate(

@@ -22,7 +22,7 @@ from security.rng import CountedRandomness
 from security.secagg import messages, statements
 from security.secagg import state as states
 from security.secagg.certificates import AbortCertificate, AbortLine, RepeatCertificate
-from security.secagg.context import RepeatOf
+from security.secagg.context import EarlierSum, RepeatOf
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.rounds import CoordinatorRound
 from security.secagg.effects import Effect, Effects, Ended
@@ -177,26 +177,37 @@ class EvilCoordinator(RecordedFederation):
         context_repeats: tuple[RepeatOf, ...] = (),
         **changes: Any,
     ) -> messages.Plan:
-        """A plan signed by the coordinator, with any field of its context changed."""
-        made = self.planned._plan(sorted(self.sites if cohort is None else cohort), list(aborts), [])
+        """A plan signed by the coordinator, with any field of its context changed.
+
+        It lists the sums on the model that it has certificates for: to leave them out is an attack of its own.
+        """
+        known = self.planned.known(self.planned.start.state_hash)
+        made = self.planned._plan(sorted(self.sites if cohort is None else cohort), list(aborts), [], known)
+        number, listed = self.planned.start.round, {(found.round, found.sites) for found in made.context.sums}
+        listed |= {(number, tuple(line.site for line in repeat.roots)) for repeat in repeats}
+        changes.setdefault("sums", tuple(EarlierSum(round=told, sites=sites) for told, sites in sorted(listed)))
         context = replace(made.context, repeats=context_repeats, **changes)
         signature = self.core.signer.sign(statements.plan(context))
-        return replace(made, context=context, repeats=tuple(repeats), signature=signature)
+        shown = (*repeats, *(found for found in made.repeats if found.ctx not in {old.ctx for old in repeats}))
+        return replace(made, context=context, repeats=shown, signature=signature)
 
     def launch(self, plan: messages.Plan) -> CoordinatorAttempt:
         """Show a plan and carry messages; the coordinator's machine of this attempt answers unless `deaf`."""
         attempt = CoordinatorAttempt(self.core, plan, self.model)
         known = [earlier for earlier in self.planned.attempts if earlier.ctx != attempt.ctx]
-        self.planned = CoordinatorRound(self.core, self.book, self.planned.start, self.model, [*known, attempt])
+        attempts, before = [*known, attempt], self.planned.before
+        self.planned = CoordinatorRound(self.core, self.book, self.planned.start, self.model, attempts, before)
         self._do_coordinator(attempt.start())
         self.pump()
         return attempt
 
-    def secretly(self, cohort: Iterable[str] | None = None, **options: Any) -> CoordinatorAttempt:
+    def secretly(
+        self, cohort: Iterable[str] | None = None, *, plan: messages.Plan | None = None, **options: Any
+    ) -> CoordinatorAttempt:
         """Run an attempt to its sum and publish nothing of it."""
         hidden = [Rule(kind, lambda message, site: None, None, None) for kind in (messages.Result, messages.SumFrame)]
         self.rules += hidden
-        attempt = self.launch(self.plan(cohort, **options))
+        attempt = self.launch(plan or self.plan(cohort, **options))
         self.rules = [rule for rule in self.rules if rule not in hidden]
         return attempt
 

@@ -62,6 +62,7 @@ class CoordinatorAttempt:
         self.aborts: dict[str, messages.Abort] = {}
         self.disputes = Disputes(core, self.dealing)
         self.missing: tuple[str, ...] = ()
+        self._why = ""
         self.state = _S.ADVERTISING
         self.deadline: int | None = None
         self._begun = 0
@@ -424,20 +425,24 @@ class CoordinatorAttempt:
         self._verify(message.site, statements.abort(message.ctx, message.code), message.signature)
         self.aborts[message.site] = message
         seen = self._persist(records.AbortSeen(abort=message))
-        if self.state in (_S.ADVERTISING, _S.DEALING):
+        if self.state is _S.ADVERTISING:
             self._go(_E.ABORT)
             return seen, *self._ended("a site aborted", [s for s in self.context.sites if s != message.site])
+        asked: Effects = ()
+        if self.state is _S.DEALING:
+            self.missing, self._why = (message.site,), "a site aborted"
+            asked = self._ask_aborts(_E.ABORT)
         if self.state in (_S.DEAD, _S.LOST, _S.PUBLISHED, _S.CERTIFIED):
             return (seen,)
         if all(self.frees(site) for site in self.context.sites):
-            return seen, *self._over(_E.ENOUGH_ABORTS, "aborted")
+            return seen, *asked, *self._over(_E.ENOUGH_ABORTS, "aborted")
         if self.state is _S.UPLOADING:
             self.disputes.withdraw(message.site)
             self.uploads.drop(message.site)
             return seen, *self._uploads_done()
         left = self.context.n - len(self.aborts)
         hopeless = left < self.context.t and self.state in (_S.AGREEING, _S.UNMASKING)
-        return (seen, *self._ask_aborts(_E.GIVE_UP)) if hopeless else (seen,)
+        return (seen, *self._ask_aborts(_E.GIVE_UP)) if hopeless else (seen, *asked)
 
     def _ask_aborts(self, event: CoordinatorEvent) -> Effects:
         """No sum will come of this attempt; with an abort certificate the next one may use the same updates."""
@@ -450,13 +455,18 @@ class CoordinatorAttempt:
         return messages.AbortRequest(context=self.context, signature=signature)
 
     def _die(self, reason: str, present: Iterable[str]) -> Effects:
-        """Before C2 nothing masked exists, so that the attempt ends without a certificate."""
+        """Before C2 nothing masked exists. Without C1 the attempt ends here; sites that may have dealt shares ask for a
+        certificate before they do it again."""
+        if self.state is _S.DEALING:
+            there = set(present)
+            self.missing, self._why = tuple(site for site in self.context.sites if site not in there), reason
+            return self._ask_aborts(_E.DROP)
         self._go(_E.DROP)
         return self._ended(reason, present)
 
     def _over(self, event: CoordinatorEvent, reason: str) -> Effects:
         self._go(event)
-        return (*self._ended(reason, self.context.sites), self.uploads.discard())
+        return (*self._ended(self._why or reason, self.context.sites), self.uploads.discard())
 
     def _ended(self, reason: str, present: Iterable[str]) -> Effects:
         there = set(present)

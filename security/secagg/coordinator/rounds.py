@@ -7,7 +7,7 @@ not opened can only be repeated exactly.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +15,11 @@ from lazaret.errors import PolicyViolation, RemoteProtocolError
 from security.secagg import messages, statements, thresholds
 from security.secagg.certificates import AbortCertificate, CheckCertificate, RepeatCertificate
 from security.secagg.context import PROTOCOL_VERSION, CohortMember, RepeatOf, RoundContext
+from security.secagg.coordinator import earlier
 from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secagg.coordinator.earlier import EarlierAttempt
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import ANSWERED, MISSING, SILENT, Blamed, Effects
+from security.secagg.effects import ANSWERED, MISSING, SILENT, Blamed, Effects, Send
 from security.secagg.fields import Wire
 from security.secagg.layout import Vector
 from security.secagg.transitions import CoordinatorState
@@ -148,13 +150,40 @@ class RoundStart:
 
 @dataclass
 class CoordinatorRound:
-    """The attempts of one round, one after the other."""
+    """The attempts of one round, one after the other.
+
+    :ivar before: what is left of attempts of earlier rounds, on this model or the one before it.
+    """
 
     core: CoordinatorCore
     book: BlameBook
     start: RoundStart
     model: Vector = field(repr=False)
     attempts: list[CoordinatorAttempt] = field(default_factory=list)
+    before: list[EarlierAttempt] = field(default_factory=list)
+
+    def known(self, *states: bytes) -> list[EarlierAttempt]:
+        """The attempts on these models in which sites may have dealt shares, oldest first."""
+        ended = (EarlierAttempt.of(attempt) for attempt in self.attempts if attempt.dealing.kx)
+        return [attempt for attempt in (*self.before, *ended) if attempt.context.state_hash in states]
+
+    @property
+    def unsettled(self) -> list[EarlierAttempt]:
+        """Attempts of earlier rounds on this model of which it is not known whether they have a sum: sites that have
+        dealt in them refuse a plan. With noise that is booked for every release nobody asks."""
+        policy, state = self.core.policy, self.start.state_hash
+        if policy.dp_active:
+            return []
+        return [found for found in self.before if found.context.state_hash == state and not found.settled(policy)]
+
+    def ask_aborts(self, sites: Iterable[str]) -> Effects:
+        """These sites are asked to abort what is not settled."""
+        signer = self.core.signer
+        return tuple(
+            Send(found.request(signer), to=site)
+            for found in self.unsettled
+            for site in sorted(set(sites) & set(found.context.sites) - found.aborts.keys())
+        )
 
     @property
     def current(self) -> CoordinatorAttempt | None:
@@ -175,8 +204,9 @@ class CoordinatorRound:
                 f"{len(self.attempts)} attempts failed{self.book.named(ready)}", where=f"round {self.start.round}"
             )
         aborts, repeats = self._certificates()
-        cohort = self._repeated_set(repeats, ready) if repeats else self._cohort(ready)
-        plan = self._plan(cohort, aborts, repeats)
+        known = [] if self.core.policy.dp_active else self.known(self.start.state_hash)
+        cohort = self._repeated_set(repeats, ready) if repeats else self._cohort(ready, known)
+        plan = self._plan(cohort, aborts, repeats, known)
         self.book.cohort_formed()
         attempt = CoordinatorAttempt(self.core, plan, self.model)
         self.attempts.append(attempt)
@@ -184,8 +214,9 @@ class CoordinatorRound:
 
     def _certificates(self) -> tuple[list[AbortCertificate], list[RepeatCertificate]]:
         aborts, repeats = [], []
+        asked = not self.core.policy.dp_active  # also by a site that has dealt shares only (section 10)
         for attempt in self.attempts:
-            if not attempt.holds_uploads:
+            if not (attempt.holds_uploads or (asked and attempt.dealing.kx)):
                 continue
             aborted, certified = attempt.abort_certificate(), attempt.repeat_certificate()
             if aborted is not None:
@@ -203,12 +234,13 @@ class CoordinatorRound:
             raise RoundLost("the certified set cannot be repeated", where=f"round {self.start.round}")
         return sorted(sets[0])
 
-    def _cohort(self, ready: Collection[str]) -> list[str]:
+    def _cohort(self, ready: Collection[str], known: Collection[EarlierAttempt] = ()) -> list[str]:
         """All eligible sites; those that only missed a step come back before a round is lost."""
         policy = self.core.policy
         used = [attempt for attempt in self.attempts if attempt.holds_uploads]
         # A site whose share is public may need more aborts than the others before its update is free again.
         listed = [site for site in ready if policy.lists(site) and all(attempt.frees(site) for attempt in used)]
+        listed = [site for site in listed if all(attempt.frees(site, policy) for attempt in known)]
         chosen = self.book.eligible(listed)
         if not self._legal(chosen):
             chosen = sorted(site for site in listed if site not in self.book.excluded)
@@ -228,9 +260,18 @@ class CoordinatorRound:
         return self.core.policy.hides(cohort)
 
     def _plan(
-        self, cohort: list[str], aborts: list[AbortCertificate], repeats: list[RepeatCertificate]
+        self,
+        cohort: list[str],
+        aborts: list[AbortCertificate],
+        repeats: list[RepeatCertificate],
+        known: Sequence[EarlierAttempt] = (),
     ) -> messages.Plan:
+        """:param known: earlier attempts on the model; members are shown what became of them."""
         policy, start = self.core.policy, self.start
+        dead, certified = earlier.certificates(policy, known, cohort)
+        shown = {found.ctx for found in aborts} | {found.ctx for found in repeats}
+        aborts = [*aborts, *(found for found in dead if found.ctx not in shown)]
+        settling = [found for found in certified if found.ctx not in shown]
         sizes = policy.thresholds(len(cohort))
         survivors = {attempt.ctx: attempt.survivors_hash() for attempt in self.attempts}
         context = RoundContext(
@@ -249,18 +290,23 @@ class CoordinatorRound:
             coordinator_cert=policy.coordinator.cert,
             suite=policy.suite,
             repeats=tuple(RepeatOf(ctx=repeat.ctx, survivors=survivors[repeat.ctx]) for repeat in repeats),
+            sums=earlier.sums(policy, known),
             state_hash=start.state_hash,
             config_hash=start.config_hash,
             layout_hash=policy.layout.layout_hash,
             prev_result=start.prev_result,
         )
         unsigned = messages.Plan(
-            context=context, check=start.check, aborts=tuple(aborts), repeats=tuple(repeats), signature=bytes(64)
+            context=context, check=start.check, aborts=tuple(aborts), repeats=(*repeats, *settling), signature=bytes(64)
         )
         return replace(unsigned, signature=self.core.signer.sign(statements.plan(context)))
 
     def receive(self, site: str, message: Wire) -> Effects:
-        """Take a message from a site, for whichever attempt of this round it belongs to."""
+        """Take a message from a site, for the attempt of this round that it belongs to, or an abort of an earlier one."""
+        if isinstance(message, messages.Abort):
+            for known in self.before:
+                if known.ctx == message.ctx:
+                    return known.take(self.core.policy, message)
         effects = self.attempt_of(message).receive(site, message)
         self.note(effects)
         return effects

@@ -13,6 +13,7 @@ from security.secagg import messages, records, statements
 from security.secagg.effects import Effects, SendUpload, in_order
 from security.secagg.records import AttemptOutcome
 from security.secagg.site import checks, differences, dispute_checks, entries
+from security.secagg.site import earlier as attempts_before
 from security.secagg.site.attempt import OpenAttempt, PendingUpdate, SiteCore, unmask_message
 
 
@@ -36,7 +37,7 @@ class SiteAggregation:
 
     def plan(self, plan: messages.Plan) -> Effects:
         core, context = self.core, plan.context
-        self._check_plan(plan)
+        settled = [core.record(end) for end in self._check_plan(plan)]
         head = core.head
         certified = () if head.certified else (core.record(records.ResultCertified(result=head.result)),)
         attempt = OpenAttempt.begin(
@@ -49,9 +50,10 @@ class SiteAggregation:
         joined = core.record(records.Joined(context=context, advert=attempt.advert))
         self.attempt, self.ctx = attempt, attempt.ctx
         invited = entries.invited(core.policy.method, context, core.policy.groups)
-        return *certified, *in_order(attempt.advert, context, record=joined, entry=invited)
+        return *settled, *certified, *in_order(attempt.advert, context, record=joined, entry=invited)
 
-    def _check_plan(self, plan: messages.Plan) -> None:
+    def _check_plan(self, plan: messages.Plan) -> tuple[records.AttemptSettled, ...]:
+        """Returns what became of earlier attempts on this model, as the plan shows."""
         policy, journal, head, context = self.core.policy, self.core.journal, self.core.head, plan.context
         # Who sends it and for whom, before what it asks for: a refusal must not depend on a forged context.
         checks.check_plan_signature(policy, plan)
@@ -78,6 +80,9 @@ class SiteAggregation:
         earlier = journal.of_round(context.round)
         checks.check_plan_manifest_of_round(earlier, context)
         checks.check_plan_reuse(policy, earlier, plan)
+        settled = attempts_before.check_earlier_attempts(policy, journal, plan)
+        attempts_before.check_sums_listed(policy, journal, context, settled)
+        return settled
 
     def adverts(self, message: messages.Adverts) -> Effects:
         attempt, policy = self._open(), self.core.policy

@@ -321,6 +321,12 @@ class SiteCore:
     def head(self) -> NewestResult:
         return self.journal.head(self.policy)
 
+    @property
+    def standing(self) -> set[bytes]:
+        """The newest model, and the one that stands again if the sites vote against it."""
+        head = self.head
+        return {head.state_hash, head.trained_on} if self.policy.vote else {head.state_hash}
+
     def record(self, record: Wire) -> Persist:
         """Apply a record now; as an effect it is on disk before any effect after it is carried out (section 9)."""
         self.journal.apply(record)

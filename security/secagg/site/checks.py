@@ -409,7 +409,7 @@ def check_plan_reuse(policy: AggregationPolicy, earlier: Sequence[AttemptMemory]
             repeated.append({line.site for line in certificate.roots})
             cheats |= certificate.cheats
         else:
-            _check_dead(policy, memory, plan)
+            check_dead(policy, memory, plan)
     check_plan_repeats_set(plan.context.sites, repeated, cheats)
 
 
@@ -420,7 +420,8 @@ def check_plan_repeats_set(cohort: Sequence[str], repeated: Sequence[set[str]], 
         raise PolicyViolation("the cohort is not the set that it claims to repeat", where="plan")
 
 
-def _check_dead(policy: AggregationPolicy, memory: AttemptMemory, plan: Plan) -> None:
+def check_dead(policy: AggregationPolicy, memory: AttemptMemory, plan: Plan) -> None:
+    """The plan carries an abort certificate for an earlier attempt: it can have no sum (section 8)."""
     ctx = memory.context.ctx()
     certificate = next((found for found in plan.aborts if found.ctx == ctx), None)
     if certificate is None:

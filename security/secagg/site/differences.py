@@ -95,13 +95,17 @@ def check_same_state_sums(
     """On one model no two sums whose difference shows the update of one site, with c others known to an attacker."""
     if policy.dp_active:
         return  # the noise that was booked covers every release, whatever it is combined with
+    state = context.state_hash
+    seen = {(sums.round, sums.sites) for sums in journal.sums if sums.state_hash == state}
+    listed = {(sums.round, sums.sites) for sums in context.sums if not journal.set_aside(state, sums.round)}
     # An exact repeat gives the sum of the old attempt again, and nothing else (section 8).
-    known = [seen.sites for seen in journal.sums if seen.state_hash == context.state_hash]
-    if not known or context.repeats:
+    if not seen | listed or context.repeats:
         return
-    before = [part for found in known for part in policy.parts(found)]
-    after = [*before, *policy.parts(sites)]
-    for site in sorted(set(sites).union(*before)):
+    # What is only listed may be invented: it counts against the new set, and never as something that is known anyway.
+    before = [part for _, found in sorted(seen) for part in policy.parts(found)]
+    hidden = [part for _, found in sorted(listed - seen) for part in policy.parts(found)]
+    after = [*before, *hidden, *policy.parts(sites)]
+    for site in sorted(set(sites).union(*before, *hidden)):
         if leverage(after, site, c=policy.c) > leverage(before, site, c=policy.c) + _EXACT:
             raise PolicyViolation(
                 "with an earlier sum on the same model this set would show the update of one site",

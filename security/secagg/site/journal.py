@@ -33,6 +33,7 @@ class AttemptMemory:
     """What is recorded of one attempt that the site joined.
 
     :ivar disclosed: the holders whose shares of this site's secrets are public.
+    :ivar settled: the one set that can have a sum, empty if no set can; None until that is known.
     """
 
     context: RoundContext
@@ -42,6 +43,7 @@ class AttemptMemory:
     upload: records.UploadBound | None = None
     agreed: records.Agreed | None = None
     outcome: AttemptOutcome | None = None
+    settled: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,7 @@ class Journal:
     :ivar uploaded: digests of the updates that were sent on the state `uploaded_on` (section 8).
     :ivar permitted: how often the operator has permitted further updates on that state.
     :ivar sums: the newest sums that exist, or that this site has released shares for.
+    :ivar aside: a model, and the last round on it whose sums the operator has set aside.
     :ivar acked: the newest result that this site has acknowledged, of `acked_round`, and its `vote` on it.
     :ivar last: newest link of the chain of results.
     """
@@ -103,6 +106,7 @@ class Journal:
     uploaded: set[bytes] = field(default_factory=set)
     permitted: int = 0
     sums: list[records.SumSeen] = field(default_factory=list)
+    aside: tuple[bytes, int] = (b"", 0)
     last: NewestResult | None = None
     acked_round: int = 0
     acked: bytes = b""
@@ -147,6 +151,8 @@ class Journal:
                 self._change(record.ctx, agreed=record)
             case records.AttemptEnded():
                 self._end(record)
+            case records.AttemptSettled():
+                self._settle(record)
             case records.ReplyErased():
                 self._change(record.ctx, agreed=None)
             case records.Stopped():
@@ -179,6 +185,7 @@ class Journal:
                 self.permitted += record.state_hash == self.uploaded_on
                 # The operator answers for what further sums on this model show together with the earlier ones.
                 self.sums = [seen for seen in self.sums if seen.state_hash != record.state_hash]
+                self.aside = record.state_hash, max(self.high_water[0], self.last.round if self.last else 0)
             case records.ResultAcked():
                 self.acked_round, self.acked, self.vote = record.round, record.result, record.vote
             case _:
@@ -207,10 +214,24 @@ class Journal:
             self.uploaded_on, self.uploaded, self.permitted = state_hash, set(), 0
         self.uploaded.add(digest)
 
-    def _count_sum(self, number: int, state_hash: bytes, sites: tuple[str, ...]) -> None:
-        seen = records.SumSeen(round=number, state_hash=state_hash, sites=sites)
-        if seen not in self.sums:
-            self.sums = [*self.sums, seen][-records.MAX_SUMS :]
+    def _count_sum(
+        self, number: int, state_hash: bytes, sites: tuple[str, ...], ctx: bytes = bytes(32)
+    ) -> None:
+        """One sum counts once. What is only released in the attempt `ctx` may yet turn out to have none."""
+        seen = records.SumSeen(round=number, state_hash=state_hash, sites=sites, ctx=ctx)
+        for at, known in enumerate(self.sums):
+            if replace(known, ctx=ctx) == seen:
+                self.sums[at] = known if any(ctx) else seen
+                return
+        self.sums = [*self.sums, seen][-records.MAX_SUMS :]
+
+    def _settle(self, record: records.AttemptSettled) -> None:
+        self._change(record.ctx, settled=record.sites)
+        memory = self.attempts.get(record.ctx)
+        if record.sites and memory is not None:
+            self._count_sum(memory.context.round, memory.context.state_hash, record.sites)
+        elif not record.sites:
+            self.sums = [seen for seen in self.sums if seen.ctx != record.ctx]
 
     def _end(self, record: records.AttemptEnded) -> None:
         self.high_water = max(self.high_water, (record.round, record.attempt))
@@ -219,7 +240,7 @@ class Journal:
             self.released.add(record.ctx)
             memory = self.attempts.get(record.ctx)
             if memory is not None and memory.agreed is not None:
-                self._count_sum(record.round, memory.context.state_hash, memory.agreed.sites)
+                self._count_sum(record.round, memory.context.state_hash, memory.agreed.sites, record.ctx)
         else:
             self.aborted[record.ctx] = record.code
             # ABORT promises never to release, so the sealed answer is dropped together with it.
@@ -234,6 +255,7 @@ class Journal:
         self.uploaded_on, self.uploaded = record.state_hash, set(record.updates)
         self.permitted, self.sums = record.permitted, list(record.sums)
         self.acked_round, self.vote = record.acked_round, record.vote
+        self.aside = record.aside_on if any(record.aside_on) else b"", record.aside
         self.acked = record.acked if any(record.acked) else b""
 
     def open_attempts(self) -> list[AttemptMemory]:
@@ -244,14 +266,30 @@ class Journal:
         """Every attempt of a round that this site joined."""
         return [memory for memory in self.attempts.values() if memory.context.round == number]
 
+    def unsettled(self, state_hash: bytes) -> list[AttemptMemory]:
+        """Attempts on a model in which this site has dealt shares, and of which it does not know what became."""
+        return [
+            memory
+            for memory in self.attempts.values()
+            if memory.context.state_hash == state_hash
+            and memory.kx is not None
+            and memory.settled is None
+            and not self.set_aside(state_hash, memory.context.round)
+        ]
+
+    def set_aside(self, state_hash: bytes, number: int) -> bool:
+        """Whether the operator answers for what a sum of this round shows together with further ones on the model."""
+        return self.aside[0] == state_hash and number <= self.aside[1]
+
     def by_kx(self, kx: bytes) -> AttemptMemory | None:
         """The attempt with this KX, if it is still remembered."""
         return next((memory for memory in self.attempts.values() if memory.kx == kx), None)
 
-    def compacted(self, *, done_round: int) -> tuple[Wire, ...]:
+    def compacted(self, *, done_round: int, standing: Iterable[bytes] = ()) -> tuple[Wire, ...]:
         """The records that give this journal without the attempts of rounds up to `done_round`.
 
-        The sealed answers of those rounds are then in no record, which is how they are erased.
+        The sealed answers of those rounds are then in no record, which is how they are erased. Of attempts on the
+        models `standing` it stays known that they were, until they are settled.
         """
         kept: list[Wire] = [self.manifest] if self.manifest else []
         kept.append(
@@ -268,15 +306,20 @@ class Journal:
                 acked_round=self.acked_round,
                 acked=self.acked or bytes(32),
                 vote=self.vote,
+                aside_on=self.aside[0] or bytes(32),
+                aside=self.aside[1],
             )
         )
         if self.last is not None:
             kept += self._head_records(self.last)
         if self.update is not None and self.update.round > done_round:
             kept.append(self.update)
-        for memory in self.attempts.values():
+        unsettled = {memory.context.ctx() for state in standing for memory in self.unsettled(state)}
+        for ctx, memory in self.attempts.items():
             if memory.context.round > done_round:
                 kept += self._attempt_records(memory)
+            elif ctx in unsettled:
+                kept += self._attempt_records(replace(memory, upload=None, agreed=None))
         if self.stopped is not None:
             kept.append(records.Stopped(reason=self.stopped.encode()[:256]))
         return tuple(kept)
@@ -318,4 +361,6 @@ class Journal:
                     code=self.aborted.get(ctx, 0),
                 )
             )
+        if memory.settled is not None:
+            found.append(records.AttemptSettled(ctx=ctx, sites=memory.settled))
         return [record for record in found if record is not None]

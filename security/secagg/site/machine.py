@@ -273,7 +273,7 @@ class SiteMachine:
         if ctx not in journal.aborted:
             effects.append(self.core.record(ended(context, AttemptOutcome.ABORTED, code)))
         if memory is not None and memory.agreed is not None:
-            effects.append(Compact(journal.compacted(done_round=self.core.head.round)))
+            effects.append(Compact(journal.compacted(done_round=self.core.head.round, standing=self.core.standing)))
         if ctx == self.aggregation.ctx:
             self.aggregation.attempt, self.aggregation.ctx, self._answers = None, b"", {}
             self.state, self.deadline = SiteState.IDLE, None
@@ -285,7 +285,8 @@ class SiteMachine:
         """Also for attempts this site never joined, as long as it can promise never to join them."""
         policy, context = self.core.policy, message.context
         checks.check_abort_request(policy, context, message.signature)
-        checks.check_plan_federation(policy, context)
+        if context.ctx() not in self.core.journal.attempts:  # one that it remembers may be of an older manifest
+            checks.check_plan_federation(policy, context)
         checks.check_plan_self(self.core.site, context)
         checks.check_plan_window(self.core.head, self.core.journal, context)
         checks.check_plan_attempts(policy, context)
@@ -310,7 +311,7 @@ class SiteMachine:
         return tuple(effects)
 
     def _compact(self) -> Compact:
-        return Compact(self.core.journal.compacted(done_round=self.core.head.round))
+        return Compact(self.core.journal.compacted(done_round=self.core.head.round, standing=self.core.standing))
 
     def _sum_frame(self, frame: messages.SumFrame) -> Effects:
         effects, complete = self.intake.frame(frame)

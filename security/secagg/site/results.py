@@ -275,7 +275,7 @@ class Intake:
         return () if audit.todo else self._next_chunk()
 
     def _forget(self) -> Compact:
-        kept = self.core.journal.compacted(done_round=self.core.head.round)
+        kept = self.core.journal.compacted(done_round=self.core.head.round, standing=self.core.standing)
         self.core.journal = Journal.replay(kept)
         return Compact(kept)
 

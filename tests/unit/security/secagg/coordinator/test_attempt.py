@@ -138,7 +138,7 @@ def test_answers_that_do_not_fit_are_not_counted(kind: type[Wire]) -> None:
 def test_each_step_waits_its_time_and_then_goes_on() -> None:
     for state, after in (
         (CoordinatorState.ADVERTISING, CoordinatorState.DEAD),
-        (CoordinatorState.DEALING, CoordinatorState.DEAD),
+        (CoordinatorState.DEALING, CoordinatorState.ABORTING),
         (CoordinatorState.UPLOADING, CoordinatorState.ABORTING),
         (CoordinatorState.AGREEING, CoordinatorState.ABORTING),
         (CoordinatorState.UNMASKING, CoordinatorState.ABORTING),

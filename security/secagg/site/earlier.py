@@ -1,0 +1,61 @@
+"""What became of earlier attempts on the same model, before this site joins another one (section 10 of
+docs/spec/secure-aggregation.md, "Differences of sums").
+
+A coordinator can call a round lost whose sum it has, and no site need have seen its set. Two cohorts share an honest
+site, and every member deals shares before anything masked is sent. So each site asks for the end of the attempts in
+which it has dealt itself: that no sum can exist, or the one set that can have a sum. The sets are part of the context,
+so that what one honest site knows all members compare with.
+"""
+
+from __future__ import annotations
+
+from lazaret.errors import PolicyViolation, VerificationFailed
+from security.identity.membership import AggregationPolicy
+from security.secagg import certificate_checks
+from security.secagg.context import RoundContext
+from security.secagg.messages import Plan
+from security.secagg.records import AttemptSettled
+from security.secagg.site import checks
+from security.secagg.site.journal import AttemptMemory, Journal
+
+
+def check_earlier_attempts(policy: AggregationPolicy, journal: Journal, plan: Plan) -> tuple[AttemptSettled, ...]:
+    """For each attempt on this model in which this site has dealt, a certificate says what became of it.
+
+    Returns what is to be recorded: each certificate is asked for once.
+    """
+    if policy.dp_active:
+        return ()  # the noise that was booked covers every release, whatever it is combined with
+    return tuple(_settled(policy, memory, plan) for memory in journal.unsettled(plan.context.state_hash))
+
+
+def _settled(policy: AggregationPolicy, memory: AttemptMemory, plan: Plan) -> AttemptSettled:
+    ctx = memory.context.ctx()
+    certificate = next((found for found in plan.repeats if found.ctx == ctx), None)
+    if certificate is None:
+        checks.check_dead(policy, memory, plan)
+        return AttemptSettled(ctx=ctx, sites=())
+    if certificate.kx != memory.kx:
+        # Under other keys it may be the certificate of another attempt, over another set.
+        raise VerificationFailed("the certificate of an earlier set is under other keys", where="plan")
+    certificate_checks.check_repeat_certificate(policy, memory.context, certificate)
+    return AttemptSettled(ctx=ctx, sites=tuple(line.site for line in certificate.roots))
+
+
+def check_sums_listed(
+    policy: AggregationPolicy, journal: Journal, context: RoundContext, settled: tuple[AttemptSettled, ...]
+) -> None:
+    """Every sum on this model that this site knows of is in the context: other members may not know of it."""
+    if policy.dp_active:
+        return
+    listed = {(found.round, found.sites) for found in context.sums}
+    known = {(journal.attempts[end.ctx].context.round, end.sites) for end in settled if end.sites}
+    known |= {
+        (seen.round, seen.sites)
+        for seen in journal.sums
+        if seen.state_hash == context.state_hash
+        and not any(seen.ctx)  # otherwise it is of an attempt whose end was asked for
+        and not journal.set_aside(context.state_hash, seen.round)
+    }
+    if not known <= listed:
+        raise PolicyViolation("plan leaves out a sum on the same model", where="plan")
