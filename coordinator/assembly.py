@@ -18,7 +18,7 @@ from coordinator.effects import Effects
 from coordinator.ingress_log import IngressLog
 from coordinator.phases import RunPlan
 from coordinator.results import Chain
-from coordinator.round_history import ReadOnlyHistory, RoundHistory
+from coordinator.round_history import ReadOnlyHistory
 from coordinator.rounds import RoundEngine
 from coordinator.run import ModelFile, Shell
 from coordinator.run_queue import StopFile
@@ -45,7 +45,6 @@ from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import Randomness
 from security.secagg import records
-from security.secagg.coordinator.earlier import EarlierAttempt
 from security.secagg.coordinator.recovery import restore_round
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
 from security.secagg.coordinator.spool import FileSpool
@@ -262,7 +261,7 @@ def _engine(
         lost=history.lost_lately(),
         first=initial,
         paused=PauseFile(storage.folder).reason(),
-        before=_earlier_attempts(seat.policy, history),
+        before=[] if seat.policy.dp_active else history.earlier_attempts(seat.policy.initial_state_hash),
     )
     storage.end_round_of_older_manifest(manifest.digest.hex(), _work(manifest), now_ms=clock.now_ms())
     rebuilt, start = _take_up(core, book, storage, chain)
@@ -271,16 +270,6 @@ def _engine(
     if engine.completed >= engine.plan.rounds or StopFile(storage.folder).reason(manifest.run) is not None:
         return engine, engine.restore_done(rebuilt)
     return engine, engine.start(history.last_round(), rebuilt)
-
-
-def _earlier_attempts(policy: AggregationPolicy, history: RoundHistory) -> list[EarlierAttempt]:
-    """What is left of attempts of rounds before the open one, on the newest model and on the one before it."""
-    if policy.dp_active:
-        return []
-    head, start = next(reversed(history.links()), None), history.open_round()
-    before = history.result(head.result_hash).context.state_hash if head else policy.initial_state_hash
-    number = start.round if start else history.last_round() + 1
-    return EarlierAttempt.replay(history.earlier(number, {before, head.state_hash if head else before}))
 
 
 def _foresight(seat: Seat) -> Callable[[int], AggregationPolicy]:

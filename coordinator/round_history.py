@@ -8,7 +8,7 @@ lock and may be used while the coordinator runs.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -22,6 +22,7 @@ from security.crypto.prg import Words
 from security.identity.manifest import Manifest
 from security.secagg import records
 from security.secagg.certificates import CheckCertificate
+from security.secagg.coordinator.earlier import EarlierAttempt
 from security.secagg.coordinator.rounds import BlameBook, RoundStart
 from security.secagg.fields import Wire
 from security.secagg.fixed_point import decode_scores, decode_slots
@@ -57,6 +58,10 @@ FROM attempts WHERE round > ? ORDER BY round, attempt
 _COHORTS: Final = """
 SELECT round, cohort, survivors, outcome FROM attempts WHERE round > (SELECT MAX(number) FROM rounds) - ?
 ORDER BY round, attempt
+"""
+_EARLIER: Final = """
+SELECT data FROM records WHERE round < ? AND round IN (SELECT number FROM rounds WHERE state_hash IN (?, ?))
+    AND substr(data, 1, 4) <> ? ORDER BY id
 """
 _ABORTS: Final = """
 SELECT closed_ms, round, attempt, outcome, missing FROM attempts
@@ -258,14 +263,18 @@ class RoundHistory:
         (newest,) = self._row("SELECT MAX(round) FROM records")
         return self._records(newest)
 
-    def earlier(self, number: int, states: Collection[bytes]) -> list[Wire]:
-        """The records of the rounds before this one that began with these models; no share lists, which are large."""
-        query = """
-        SELECT data FROM records WHERE round < ? AND round IN (SELECT number FROM rounds WHERE state_hash IN (?, ?))
-            AND substr(data, 1, 4) <> ? ORDER BY id"""
-        first, last = min(states), max(states)
-        rows = self._ask(query, number, first, last, records.heading(records.DealShown))
-        return [records.decode(data) for (data,) in rows]
+    def earlier_attempts(self, initial: bytes) -> list[EarlierAttempt]:
+        """What is left of attempts of rounds before the open one, on the newest model and on the one before it.
+
+        :param initial: the model before the first result.
+        """
+        head, start = next(reversed(self.links()), None), self.open_round()
+        before = self.result(head.result_hash).context.state_hash if head else initial
+        number = start.round if start else self.last_round() + 1
+        # Without share lists, which are large.
+        lists = records.heading(records.DealShown)
+        rows = self._ask(_EARLIER, number, before, head.state_hash if head else before, lists)
+        return EarlierAttempt.replay(records.decode(data) for (data,) in rows)
 
     def deals(self, number: int, kx: bytes) -> list[Shares]:
         """The share lists of an attempt, which has these keys."""

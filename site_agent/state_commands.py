@@ -294,9 +294,11 @@ def permit(config_path: Path, reason: str) -> None:
         journal = Journal.replay(wal.records)
         policy = aggregation_policy(manifest, now_ms=clock.now_ms())
         state, most = journal.head(policy).state_hash, most_updates(vote=policy.vote)
-        # Either it has no update left on this model, or there is a sum on it that a further one could be compared with.
+        # Either it has no update left on this model, or there is a sum on it that a further one could be compared with,
+        # or an attempt of which nobody has shown what became of it.
         summed = any(seen.state_hash == state for seen in journal.sums)
-        if journal.uploaded_on != state or (journal.updates_left(vote=policy.vote) and not summed):
+        out = journal.uploaded_on == state and (summed or not journal.updates_left(vote=policy.vote))
+        if not out and not journal.unsettled(state):
             raise ConfigError(
                 "this site does not wait for its operator",
                 where=str(state_dir.wal),

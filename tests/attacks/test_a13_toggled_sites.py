@@ -1,8 +1,10 @@
 """A13: one site is left out of every second sum while a colluder keeps the model where it is, by voiding each round.
 
 Each pair of sums gives the victim's update under the noise of everybody's training; many pairs average that away.
-On one model no site agrees to a set that, with the sets before that it knows of, isolates anybody; and without
-differential privacy a site sends three different updates on one model and then waits for its operator.
+On one model no site agrees to a set that, with the sets before, isolates anybody; also with those of rounds that the
+coordinator calls lost: a site that has dealt shares in an attempt asks what became of it, and the plan lists the sets
+for all members. Without differential privacy a site sends three different updates on one model and then waits for its
+operator.
 """
 
 from __future__ import annotations
@@ -216,7 +218,7 @@ def test_sets_that_are_shown_to_different_sites_twin(monkeypatch: pytest.MonkeyP
 
 def test_too_few_aborts_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificate_checks, "check_abort_certificate", lambda *_: None)
-    run, fit = two_lost_rounds("site-02", "site-03", told=called_aborted)
+    _, fit = two_lost_rounds("site-02", "site-03", told=called_aborted)
     assert fit > 0.85
 
 

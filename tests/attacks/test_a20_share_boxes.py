@@ -51,10 +51,10 @@ def tampered(change: Callable[[EvilCoordinator, Boxes], Boxes]) -> EvilCoordinat
     run.open_round()
     run.lose(Deliver)
     attempt = run.launch(run.plan())
-    run.aborts_of(attempt, run.sites)
+    aborts = run.aborts_of(attempt, run.sites)
     run.rules.clear()
     run.change(Deliver, lambda message, site: replace(message, shares=change(run, message.shares)), to=VICTIM)
-    run.launch(run.plan())
+    run.launch(run.plan(aborts=[aborts]))
     return run
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -111,7 +112,9 @@ class EngineWorld:
         model = self.storage.load_state(chain.head.state_hash) if chain.head else self.initial
         core.movements = chain.movements()
         completed = history.completed()
-        self.engine = RoundEngine(core, book, self.plan, chain, model, completed=completed, first=self.initial)
+        before = history.earlier_attempts(core.policy.initial_state_hash)
+        options: Any = {"completed": completed, "first": self.initial, "before": before}
+        self.engine = RoundEngine(core, book, self.plan, chain, model, **options)
         found = history.newest_records()
         rebuilt = restore_round(core, book, found, self.storage.load_state, load_check=history.certificate)
         start = history.open_round()

@@ -179,10 +179,13 @@ class EvilCoordinator(RecordedFederation):
     ) -> messages.Plan:
         """A plan signed by the coordinator, with any field of its context changed.
 
-        It lists the sums on the model that it has certificates for: to leave them out is an attack of its own.
+        It lists the sums on the model that it has certificates for, and does not call aborted: to leave them out is an
+        attack of its own (A13).
         """
-        known = self.planned.known(self.planned.start.state_hash)
-        made = self.planned._plan(sorted(self.sites if cohort is None else cohort), list(aborts), [], known)
+        aborts = list(aborts)
+        dead = {found.ctx for found in aborts}
+        known = [found for found in self.planned.known(self.planned.start.state_hash) if found.ctx not in dead]
+        made = self.planned._plan(sorted(self.sites if cohort is None else cohort), aborts, [], known)
         number, listed = self.planned.start.round, {(found.round, found.sites) for found in made.context.sums}
         listed |= {(number, tuple(line.site for line in repeat.roots)) for repeat in repeats}
         changes.setdefault("sums", tuple(EarlierSum(round=told, sites=sites) for told, sites in sorted(listed)))

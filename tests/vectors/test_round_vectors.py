@@ -16,7 +16,7 @@ from security.log import egress
 from security.secagg import certificate_checks, fixed_point
 from security.secagg import context as contexts
 from security.secagg.certificates import Advert, Opened
-from security.secagg.context import CohortMember, RepeatOf, RoundContext
+from security.secagg.context import CohortMember, EarlierSum, RepeatOf, RoundContext
 from security.secagg.coordinator.unmasking import OpenedByQuorum
 from security.secagg.layout import Layout
 from security.secagg.site.result_checks import opened_masks
@@ -31,6 +31,7 @@ def context_of(case: Case) -> RoundContext:
     told["repeats"] = tuple(
         RepeatOf(ctx=unhex(r["ctx"]), survivors=unhex(r["survivors"])) for r in told["repeats"]
     )
+    told["sums"] = tuple(EarlierSum(round=s["round"], sites=tuple(s["sites"])) for s in told["sums"])
     for name, value in told.items():
         if isinstance(value, str) and name not in ("federation", "run", "suite"):
             told[name] = unhex(value)

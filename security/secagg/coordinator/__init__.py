@@ -12,6 +12,7 @@ Imported by: coordinator, protos.
     unmasking     released shares: checked, combined, and proofs against dishonest dealers
     publication   the result, its acknowledgements, and chunks for the sites that check it
     rounds        the attempts of one round: cohorts, certificates, exclusions
+    earlier       what is left of attempts of earlier rounds on the same model
     recovery      attempts rebuilt from the records after a restart
     spool         uploads and sums on disk
 """

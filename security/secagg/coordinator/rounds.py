@@ -302,7 +302,7 @@ class CoordinatorRound:
         return replace(unsigned, signature=self.core.signer.sign(statements.plan(context)))
 
     def receive(self, site: str, message: Wire) -> Effects:
-        """Take a message from a site, for the attempt of this round that it belongs to, or an abort of an earlier one."""
+        """Take a message from a site, for the attempt of this round that it names, or an abort of an earlier one."""
         if isinstance(message, messages.Abort):
             for known in self.before:
                 if known.ctx == message.ctx:

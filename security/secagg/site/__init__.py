@@ -12,6 +12,7 @@ Imported by: coordinator, protos, security.audit, security.secagg, security.seca
     attempt         what is in memory during an attempt, and who the site is
     checks          the checks of C0 to C4, one function for each rule
     dispute_checks  the checks of a dispute about a share box, for both sides
+    earlier         what became of earlier attempts on the same model, before the next one
     differences     what several sums together tell of one site
     results         how a published result is taken over, audited and acknowledged
     result_checks   the checks of C5, one function for each rule

@@ -32,6 +32,12 @@ def check_earlier_attempts(policy: AggregationPolicy, journal: Journal, plan: Pl
 def _settled(policy: AggregationPolicy, memory: AttemptMemory, plan: Plan) -> AttemptSettled:
     ctx = memory.context.ctx()
     certificate = next((found for found in plan.repeats if found.ctx == ctx), None)
+    if certificate is None and all(found.ctx != ctx for found in plan.aborts):
+        raise PolicyViolation(
+            "it is not shown whether an earlier attempt on this model has a sum",
+            where="plan",
+            hint="its members abort it when they are back, or the operators decide (`site-agent permit`)",
+        )
     if certificate is None:
         checks.check_dead(policy, memory, plan)
         return AttemptSettled(ctx=ctx, sites=())

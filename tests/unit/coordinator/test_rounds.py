@@ -257,6 +257,7 @@ def test_a_stop_before_anything_masked_exists_ends_the_attempt(tmp_path, state):
     world = EngineWorld(tmp_path, rounds=2)
     reach(world, attempt_in(state))
     world.do_coordinator(world.engine.stop())
+    reach(world, lambda engine: not engine.aggregating)
     assert world.engine.phase is RunPhase.PINGING and world.engine.round.current.state is _S.DEAD
     begins_again(world)
 

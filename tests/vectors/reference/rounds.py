@@ -70,6 +70,7 @@ def _context(parties: list[Party], drawn: Drawn, told: dict[str, Any], c: int, s
         "coordinator_cert": drawn.take(32).hex(),
         "suite": transcript.SUITE,
         "repeats": [{"ctx": drawn.take(32).hex(), "survivors": drawn.take(32).hex()}] if repeat else [],
+        "sums": [{"round": 6, "sites": [party.site for party in parties]}] if repeat else [],
         "state_hash": state.hex(),
         "config_hash": drawn.take(32).hex(),
         "layout_hash": numbers.layout_hash(told).hex(),

@@ -46,6 +46,7 @@ def context_bytes(context: dict[str, Any]) -> bytes:
 
     members = [tlv(m["site"]) + tlv(bytes.fromhex(m["cert"])) for m in context["members"]]
     repeats = [tlv(bytes.fromhex(r["ctx"])) + tlv(bytes.fromhex(r["survivors"])) for r in context["repeats"]]
+    sums = [u64(s["round"]) + listed([tlv(site) for site in s["sites"]]) for s in context["sums"]]
     return b"".join(
         [
             u64(context["version"]),
@@ -57,6 +58,7 @@ def context_bytes(context: dict[str, Any]) -> bytes:
             digest("coordinator_cert"),
             tlv(context["suite"]),
             listed(repeats),
+            listed(sums),
             *(digest(name) for name in ("state_hash", "config_hash", "layout_hash", "prev_result")),
         ]
     )

@@ -1,0 +1,153 @@
+"""What a site asks for before it joins another attempt on the same model; the attacks are those of A13."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lazaret.errors import PolicyViolation, VerificationFailed
+from security.secagg import messages, records
+from security.secagg.context import EarlierSum
+from security.secagg.records import AttemptSettled, UpdatesPermitted
+from security.secagg.site import earlier
+from security.secagg.site.journal import Journal
+from tests.support.secagg_world import RecordedFederation, federation, random_updates
+
+LIAR = "site-03"
+ALL = tuple(f"site-{number:02d}" for number in range(4))
+
+
+def updates(run: RecordedFederation, number: int, *, void: bool = False) -> Any:
+    made = random_updates(run.policy.layout, run.sites, number)
+    if void:
+        made[LIAR][run.policy.layout.slot("weight")] = 2**20
+    return made
+
+
+def after_a_void_sum(**options: Any) -> RecordedFederation:
+    """The model stands, with a sum of all on it."""
+    run = federation(4, c=1, **options)
+    run.run_round(updates(run, 1, void=True))
+    return run
+
+
+def next_plan(run: RecordedFederation, number: int = 2) -> messages.Plan:
+    run.begin_round(updates(run, number))
+    return run.planned.next_attempt(list(run.sites)).plan
+
+
+def journal(run: RecordedFederation, site: str = "site-00") -> Journal:
+    return run.sites[site].machine.core.journal
+
+
+def test_the_set_of_an_attempt_is_shown_once_and_its_sum_stays_listed() -> None:
+    run = after_a_void_sum()
+    plan = next_plan(run)
+    (end,) = earlier.check_earlier_attempts(run.policy, journal(run), plan)
+    assert end == AttemptSettled(ctx=plan.repeats[0].ctx, sites=ALL)
+    assert plan.context.sums == (EarlierSum(round=1, sites=ALL),) and not plan.context.repeats
+    run = after_a_void_sum()
+    run.run_round(updates(run, 2, void=True))
+    plan = next_plan(run, 3)
+    assert [found.ctx for found in plan.repeats] != [end.ctx] and len(plan.repeats) == 1
+    assert [found.round for found in plan.context.sums] == [1, 2]
+    assert run.run_round(updates(run, 3)).total is not None
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_it_is_asked_for_until_it_was_shown_also_after_a_restart(restart: bool) -> None:
+    run = after_a_void_sum()
+    if restart:
+        run.restart_site("site-00")
+    state = journal(run).head(run.policy).state_hash
+    (asked,) = journal(run).unsettled(state)
+    assert asked.agreed is None and asked.upload is None, "what could open an upload is erased"
+    assert not journal(run).unsettled(bytes(32))
+    plan = replace(next_plan(run), repeats=())
+    with pytest.raises(PolicyViolation, match="not shown whether an earlier attempt"):
+        earlier.check_earlier_attempts(run.policy, journal(run), plan)
+
+
+def test_under_the_noise_of_differential_privacy_nothing_is_asked_for() -> None:
+    run = after_a_void_sum(dp_active=True)
+    plan = next_plan(run)
+    assert plan.repeats == () == plan.context.sums
+    assert earlier.check_earlier_attempts(run.policy, journal(run), plan) == ()
+    earlier.check_sums_listed(run.policy, journal(run), plan.context, ())
+
+
+def test_a_certificate_counts_for_its_attempt_alone() -> None:
+    """That of another attempt, under its keys, may be over another set."""
+    run = after_a_void_sum()
+    run.run_round(updates(run, 2, void=True))
+    first = run.planned.before[0].certified(run.policy)
+    assert first is not None
+    plan = next_plan(run, 3)
+    (right,) = plan.repeats
+    assert right.ctx != first.ctx and right.kx != first.kx
+    swapped = replace(plan, repeats=(replace(first, ctx=right.ctx),))
+    with pytest.raises(VerificationFailed, match="under other keys"):
+        earlier.check_earlier_attempts(run.policy, journal(run), swapped)
+
+
+def test_fewer_agreements_than_a_quorum_are_no_certificate() -> None:
+    run = after_a_void_sum()
+    plan = next_plan(run)
+    few = replace(plan.repeats[0], agreements=plan.repeats[0].agreements[:2])
+    with pytest.raises(VerificationFailed, match="fewer than the quorum"):
+        earlier.check_earlier_attempts(run.policy, journal(run), replace(plan, repeats=(few,)))
+
+
+def test_a_set_that_was_shown_has_to_be_listed() -> None:
+    run = after_a_void_sum()
+    plan = next_plan(run)
+    settled = earlier.check_earlier_attempts(run.policy, journal(run), plan)
+    earlier.check_sums_listed(run.policy, journal(run), plan.context, settled)
+    for sums in ((), (EarlierSum(round=2, sites=ALL),), (EarlierSum(round=1, sites=ALL[1:]),)):
+        with pytest.raises(PolicyViolation, match="leaves out a sum"):
+            earlier.check_sums_listed(run.policy, Journal(attempts=journal(run).attempts), _with(plan, sums), settled)
+        # Without a certificate too, if the sum was accepted.
+        with pytest.raises(PolicyViolation, match="leaves out a sum"):
+            earlier.check_sums_listed(run.policy, journal(run), _with(plan, sums), ())
+
+
+def _with(plan: messages.Plan, sums: tuple[EarlierSum, ...]) -> Any:
+    return replace(plan.context, sums=sums)
+
+
+def test_what_the_operator_sets_aside_is_not_asked_for() -> None:
+    run = after_a_void_sum()
+    known = journal(run)
+    state = known.head(run.policy).state_hash
+    run._do_site("site-00", (run.sites["site-00"].machine.core.record(UpdatesPermitted(state_hash=state)),))
+    again = Journal.replay(known.compacted(done_round=1, standing=[state]))
+    for found in (known, again):
+        assert not found.unsettled(state) and found.set_aside(state, 1) and not found.set_aside(state, 2)
+        assert not found.set_aside(bytes(32), 1)
+        earlier.check_sums_listed(run.policy, found, _with(next_plan(run), ()), ())
+        run.round -= 1
+
+
+def test_a_released_set_whose_attempt_was_aborted_is_no_sum() -> None:
+    """Released once, then aborted by the others: what this site has noted is taken back."""
+    run = federation(4, c=1)
+    run.hook = lambda sender, receiver, message: [] if isinstance(message, messages.Result) else [message]
+    run.run_round(updates(run, 1))
+    known = journal(run)
+    ((ctx, memory),) = known.attempts.items()
+    state = memory.context.state_hash
+    assert [(seen.sites, seen.ctx) for seen in known.sums] == [(ALL, ctx)]
+    shown = Journal.replay(run.sites["site-00"].wal)
+    shown.apply(AttemptSettled(ctx=ctx, sites=ALL))
+    assert [(seen.sites, seen.ctx) for seen in shown.sums] == [(ALL, bytes(32))], "it exists"
+    known.apply(AttemptSettled(ctx=ctx, sites=()))
+    assert known.sums == [] and known.unsettled(state) == []
+    assert Journal.replay(known.compacted(done_round=0)).unsettled(state) == []
+
+
+def test_a_sum_that_was_released_and_then_accepted_counts_once() -> None:
+    run = after_a_void_sum()
+    (seen,) = journal(run).sums
+    assert seen == records.SumSeen(round=1, state_hash=run.policy.initial_state_hash, sites=ALL)
