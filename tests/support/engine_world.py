@@ -29,10 +29,12 @@ from security.secagg.coordinator.recovery import restore_round
 from security.secagg.coordinator.spool import FileSpool
 from security.secagg.coordinator.uploads import CoordinatorCore
 from security.secagg.effects import (
+    REFUSED,
     AskVote,
     Certified,
     Compact,
     Discard,
+    Ended,
     Persist,
     SaveState,
     Send,
@@ -191,6 +193,8 @@ class EngineWorld:
                     self.to_coordinator.extend((name, _bytes(FROM_SITE, frame)) for frame in effect.frames())
                 case SaveState(digest, state):
                     self.states[name][digest] = state
+                case Ended(_, outcome, error) if outcome == REFUSED and error is not None:
+                    self.errors.append(error)
                 case AskVote() if self.base.vote is not None:
                     accept = self.base.vote(name, effect.before, effect.state)
                     self.do_site(name, site.machine.vote(effect.result, accept=accept))

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from lazaret.errors import PolicyViolation, VerificationFailed
-from security.secagg import messages, records
+from security.secagg import messages, records, statements
 from security.secagg.context import EarlierSum
-from security.secagg.records import AttemptSettled, UpdatesPermitted
-from security.secagg.site import earlier
+from security.secagg.records import AttemptOutcome, AttemptSettled, UpdatesPermitted
+from security.secagg.site import differences, earlier
 from security.secagg.site.journal import Journal
-from tests.support.secagg_world import RecordedFederation, federation, random_updates
+from security.secagg.transitions import SiteState
+from tests.support.secagg_world import RecordedFederation, federation, random_updates, take_policy
 
 LIAR = "site-03"
 ALL = tuple(f"site-{number:02d}" for number in range(4))
@@ -151,3 +152,49 @@ def test_a_sum_that_was_released_and_then_accepted_counts_once() -> None:
     run = after_a_void_sum()
     (seen,) = journal(run).sums
     assert seen == records.SumSeen(round=1, state_hash=run.policy.initial_state_hash, sites=ALL)
+
+
+def test_a_site_that_has_only_dealt_asks_too() -> None:
+    """It was shown no boxes. The others may have a sum without it."""
+    run = federation(4, c=1)
+    run.hook = lambda _, receiver, said: [] if isinstance(said, messages.Deliver) and receiver == "site-00" else [said]
+    run.run_round(updates(run, 1, void=True))
+    ((_, memory),) = journal(run).attempts.items()
+    assert memory.upload is None and memory.kx is not None
+    assert journal(run).unsettled(memory.context.state_hash) == [memory]
+
+
+def test_an_attempt_under_an_older_manifest_can_still_be_aborted() -> None:
+    """No other one: under another manifest a site promises nothing for an attempt that it does not know."""
+    run = federation(4, c=1)
+    run.hook = lambda _sender, _receiver, said: [] if isinstance(said, messages.Deliver) else [said]
+    run.begin_round(updates(run, 1))
+    attempt = run.planned.next_attempt(list(run.sites))
+    run._do_coordinator(attempt.start())
+    run.pump()
+    request, machine = attempt.abort_request(), run.sites["site-00"].machine
+    (memory,) = machine.core.journal.attempts.values()
+    machine.aggregation.attempt, machine.aggregation.ctx, machine.state = None, b"", SiteState.IDLE
+    take_policy(machine, replace(run.policy, manifest_version=2, manifest_hash=bytes(32)))
+    unknown = replace(request.context, attempt=2)
+    signed = replace(request, context=unknown, signature=run.core.signer.sign(statements.abort_request(unknown.ctx())))
+    with pytest.raises(PolicyViolation, match="another manifest"):
+        machine.receive(signed)
+    machine.receive(request)
+    assert machine.core.journal.attempts[memory.context.ctx()].outcome is AttemptOutcome.ABORTED
+
+
+def test_a_set_that_is_only_listed_is_no_excuse_for_another() -> None:
+    """A coordinator that invents a set could otherwise show a site: it would be shown anyway."""
+    run = after_a_void_sum()
+    context, rest = next_plan(run).context, ALL[1:]
+    for invented in ((), ("site-00",), ALL):
+        told = replace(context, sums=(*context.sums, EarlierSum(round=2, sites=invented)))
+        with pytest.raises(PolicyViolation, match="would show the update of one site"):
+            differences.check_same_state_sums(run.policy, journal(run), told, rest)
+    differences.check_same_state_sums(run.policy, journal(run), context, ALL)
+    shown = replace(context, sums=(EarlierSum(round=2, sites=rest),))
+    with pytest.raises(PolicyViolation, match="would show the update of one site"):
+        differences.check_same_state_sums(run.policy, Journal(), shown, ALL)
+    aside = Journal(aside=(context.state_hash, 2))
+    differences.check_same_state_sums(run.policy, aside, shown, ALL)
