@@ -117,6 +117,7 @@ class Federation:
             coordinator_cert=policy.coordinator.cert,
             suite=policy.suite,
             repeats=(),
+            sums=(),
             state_hash=policy.initial_state_hash,
             config_hash=self.config_hash,
             layout_hash=self.layout.layout_hash,
