@@ -13,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,15 @@ import click
 
 Figures = dict[str, float]
 PROCESSOR = "processor_seconds"
+
+
+def numbers(printed: dict[str, Any], within: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of an object, also of objects in it: `rounds.repeats`."""
+    for name, value in printed.items():
+        if isinstance(value, dict):
+            yield from numbers(value, f"{within}{name}.")
+        elif type(value) in (int, float):
+            yield f"{within}{name}", value
 
 
 def measured(checkout: Path, command: str) -> Figures:
@@ -34,8 +44,7 @@ def measured(checkout: Path, command: str) -> Figures:
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise click.ClickException(f"{command} ended with {process.returncode} in {checkout}")
-    numbers = {name: value for name, value in json.loads(printed).items() if type(value) in (int, float)}
-    return numbers | {PROCESSOR: used.ru_utime + used.ru_stime}
+    return dict(numbers(json.loads(printed))) | {PROCESSOR: used.ru_utime + used.ru_stime}
 
 
 def compared(before: list[Figures], after: list[Figures]) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ with Path({log!r}).open("a") as log:
     log.write({name!r})
 spend = "import time\\nwhile time.process_time() < {seconds}: pass"
 subprocess.run([sys.executable, "-c", spend], check=True)
-print(json.dumps({{"cost": {cost}, "exact": True, "name": "x"}}))
+print(json.dumps({{"cost": {cost}, "exact": True, "name": "x", "part": {{"seconds": {cost}}}}}))
 """
 
 
@@ -35,7 +35,7 @@ def test_checkouts_run_in_turn_and_children_are_counted(checkouts: list[str], tm
     assert result.exit_code == 0, result.output
     figures = json.loads(result.output)["figures"]
     assert (tmp_path / "order").read_text() == "onno", "who begins changes"
-    assert figures.keys() == {"cost", PROCESSOR}, "numbers alone"
+    assert figures.keys() == {"cost", "part.seconds", PROCESSOR}, "numbers alone, also of objects in it"
     assert figures["cost"] == {"before": 2.0, "after": 3.0, "ratio": 1.5, "runs": [[2.0, 2.0], [3.0, 3.0]]}
     assert figures[PROCESSOR]["after"] - figures[PROCESSOR]["before"] > 0.3, "what a command has started counts too"
 
