@@ -13,6 +13,7 @@ Imported by: coordinator.dashboard.
     run             the shell: carries out effects in order
     rounds          the run, round after round, as a machine
     phases          the phases of a run, and how one follows another
+    attendance      the sites that are connected, and who of them can be in a cohort
     effects         what the round machine asks the shell to do
     service         gRPC
     run_queue       runs that wait, and the operator's order that one ends

@@ -1,4 +1,4 @@
-"""The phases of a run: where it can be, every way from one phase to another, and who must be there for it.
+"""The phases of a run: where it can be, and every way from one phase to another.
 
 A run is a sequence of rounds, a round a sequence of phases:
 
@@ -38,7 +38,7 @@ it is `done`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -112,110 +112,3 @@ class RunPlan:
     grace_ms: int = 60_000
     ping_ms: int = 3_000
     audit_ms: int = 15_000
-
-
-RETURN_SUMS: Final = 3  # after so many sums without it a site comes back, also without those who left when it did
-
-
-def held_back(sums: Sequence[Collection[str]], able: Collection[str], there: Collection[str], *, c: int) -> set[str]:
-    """Who is left out for now because it would come back to the cohort without others who left.
-
-    Sites that left and come back one after the other are told apart by the differences of the sums: each return shows
-    one of them. If they come back together, only their sum is shown. So one that is back early waits for the rest, or
-    for c + 2 of them, for as many sums as `RETURN_SUMS` says. One that left alone has nobody to wait for.
-
-    :param sums: who was in the newest sums of the run, newest first.
-    :param able: who may be in a cohort; of these, `there` are connected.
-    """
-    if not sums:
-        return set()
-    away = {site for sites in sums[1:RETURN_SUMS] for site in sites} & set(able) - set(sums[0])
-    back = away & set(there)
-    return set() if back == away or len(back) >= c + 2 else away
-
-
-ASK_AGAIN_MS: Final = 600_000  # a site that declined without saying until when
-
-
-class Attendance:
-    """Who is connected, and what each site has answered in this round.
-
-    :ivar declined: who has said that it does not train now, and when it is asked again.
-    :ivar answered: who has answered the newest ping, whose number is `ping`.
-    """
-
-    def __init__(self) -> None:
-        self.online: set[str] = set()
-        self.ready: set[str] = set()
-        self.declined: dict[str, int] = {}
-        self.answered: set[str] = set()
-        self.ping = 0
-        self._lasting: set[str] = set()
-        self._pinged: set[str] = set()
-        self._others_ready_since: int | None = None
-
-    def new_round(self) -> None:
-        """Who is connected stays so, and who has said until when it declines; all else is asked anew."""
-        self.declined = {site: until for site, until in self.declined.items() if site in self._lasting}
-        self.ready, self.answered = set(), set()
-        self._others_ready_since = None
-
-    def decline(self, site: str, seconds: int, now_ms: int) -> None:
-        """A site does not train.
-
-        :param seconds: when it may be asked again; 0 if that depends on the round.
-        """
-        self.ready.discard(site)
-        self.declined[site] = now_ms + (1000 * seconds or ASK_AGAIN_MS)
-        (self._lasting.add if seconds else self._lasting.discard)(site)
-
-    def ask_again(self, now_ms: int) -> list[str]:
-        """Whose time is over; they have not declined any more."""
-        over = sorted(site for site, until in self.declined.items() if now_ms >= until)
-        for site in over:
-            del self.declined[site]
-        return [site for site in over if site in self.online]
-
-    def gone(self, site: str) -> None:
-        """A stream has ended. What the site said in this round it will say again when it is back."""
-        self.online.discard(site)
-        self.ready.discard(site)
-        self.answered.discard(site)
-        self.declined.pop(site, None)
-
-    def next_ping(self) -> list[str]:
-        """Whom to ask now; older answers count no more."""
-        self.ping += 1
-        self.answered, self._pinged = set(), set(self.ready)
-        return sorted(self.ready)
-
-    @property
-    def all_answered(self) -> bool:
-        return self.answered >= self._pinged
-
-    @property
-    def present(self) -> set[str]:
-        """Who can be in an attempt that begins now."""
-        return self.ready & self.answered
-
-    @property
-    def silent(self) -> set[str]:
-        """Who is connected and has not answered the order; sites that came back in an aggregation have not got it."""
-        return self.online - self.ready - self.declined.keys()
-
-    @property
-    def willing(self) -> set[str]:
-        """Who is connected and has not declined."""
-        return self.online - self.declined.keys()
-
-    def complete(self, able: Iterable[str], now_ms: int, *, grace_ms: int) -> bool:
-        """Whether nobody of those who are able to take part is left to wait for."""
-        awaited = set(able) - self.ready - self.declined.keys()
-        if not awaited:
-            return True
-        if awaited & self.online:
-            self._others_ready_since = None
-            return False
-        # Only sites that are not connected are missing: they get a little time to come back.
-        self._others_ready_since = self._others_ready_since or now_ms
-        return now_ms >= self._others_ready_since + grace_ms

@@ -24,7 +24,7 @@ from security.secagg.coordinator.publication import Publication, read_sum, sum_f
 from security.secagg.coordinator.rounds import CoordinatorRound
 from security.secagg.coordinator.spool import Spool
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Certified, Send, SendFrames
+from security.secagg.effects import Certified, Discard, Send, SendFrames
 from security.secagg.fields import Wire
 from security.secagg.layout import Vector
 from security.secagg.messages import Jump, Result, ResultCertificate, StateFrame
@@ -137,6 +137,19 @@ class Chain:
         """Append a result."""
         self.links.append(link)
         self._head_check = None
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether the newest sum lacks its certificate."""
+        return self.head is not None and self.head_check() is None
+
+    def tidy(self, spool: Spool, *under_way: CoordinatorAttempt) -> Effects:
+        """Everything leaves the spool but sums that a late site may ask for, and uploads that are still needed."""
+        kept = self.kept_sums()
+        for attempt in under_way:
+            kept |= set(attempt.uploads.discard().keys)
+        stale = tuple(key for key in spool.vectors() if key not in kept)
+        return (Discard(stale),) if stale else ()
 
     def kept_sums(self) -> set[bytes]:
         """The roots of the sums that sites may still ask for."""

@@ -29,8 +29,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from coordinator.attendance import Attendance, Candidates
 from coordinator.effects import PUBLISHED, VOID, CloseRound, Effect, Effects, OpenRound, PauseRun, StoreBlame
-from coordinator.phases import RETURN_SUMS, Attendance, PhaseChange, RunPhase, RunPlan, follow, held_back
+from coordinator.phases import PhaseChange, RunPhase, RunPlan, follow
 from coordinator.results import QUESTIONS, Chain, Link, Standings, SumCheck, publication_of
 from lazaret.errors import PolicyViolation, RemoteProtocolError
 from security.identity.membership import AggregationPolicy
@@ -42,7 +43,7 @@ from security.secagg.coordinator.earlier import EarlierAttempt
 from security.secagg.coordinator.recovery import resume
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Certified, Discard, Persist, Send, VotedDown
+from security.secagg.effects import Certified, Persist, Send, VotedDown
 from security.secagg.fields import Wire
 from security.secagg.layout import Vector
 from security.secagg.relay import Decline, Ping, Pong
@@ -59,7 +60,7 @@ class RoundEngine:
     """One run of one federation.
 
     :param renew: brings the core's mandate up to an instant: certificates begin and end in mid-run.
-    :param policy_at: the policy at a later instant, if nothing but certificates changes until then.
+    :param policy_at: the policy at a later instant (`Candidates`).
     :param first: the model of the manifest, if it is not `model`; it stands while sites vote against all others.
     :param before: what is left of attempts of earlier rounds on the model that stands, or on the one before it.
     :param lost: how many rounds before this start were lost, one after the other.
@@ -97,10 +98,8 @@ class RoundEngine:
         self.standings = Standings(chain)
         self.deadline = 0
         self._stopping = False
-        self._sums = chain.cohorts(RETURN_SUMS)
-        self._held: set[str] = set()
+        self.candidates = Candidates(core, book, plan, chain, self.sites, policy_at)
         self._renew = renew
-        self.policy_at = policy_at or (lambda _: core.policy)
         self._lost = lost
         self._before = before or []
         self._stored_blame = StoreBlame.of(book, core.policy)
@@ -124,12 +123,12 @@ class RoundEngine:
         """Go on with the check of the newest sum; whatever else the last process left in the spool is removed."""
         current = rebuilt.current if rebuilt is not None else None
         if current is None or current.publication is None or self.chain.head_check() is not None:
-            return self._tidy()
+            return self.chain.tidy(self.core.spool)
         self.check.watch(rebuilt)
         # The last acknowledgement may be on disk without the certificate that it completes.
         if (covered := self.check.certificate()) is None:
-            return self._tidy(current)
-        return covered, *self._covered(covered), *self._tidy()
+            return self.chain.tidy(self.core.spool, current)
+        return covered, *self._covered(covered), *self.chain.tidy(self.core.spool)
 
     def restore(self, start: RoundStart, rebuilt: CoordinatorRound | None) -> Effects:
         """Go on with the round that was open when the last process ended."""
@@ -169,7 +168,7 @@ class RoundEngine:
 
     def _orders(self, sites: Iterable[str]) -> Effects:
         """The order for those who can be in a cohort. Another one would train, and pay, for nothing."""
-        start, able = self._round.start, self.able_until(self.plan.train_ms)
+        start, able = self._round.start, self.candidates.able_until(self.plan.train_ms)
         order = messages.TrainOrder(
             round=start.round,
             state_hash=start.state_hash,
@@ -178,55 +177,6 @@ class RoundEngine:
             check=self.chain.head_check(),
         )
         return tuple(Send(order, to=site) for site in sorted(able & set(sites)))
-
-    # Who can take part.
-
-    def able_until(self, later_ms: int = 0) -> set[str]:
-        """Sites that may be in a cohort: listed, not excluded, not waiting for others to come back with it,
-        with a certificate that is valid now and then.
-        Nobody, if the manifest or the coordinator's own certificate ends before: no site would follow its plan."""
-        today, now = self.core.policy, self.core.clock.now_ms()
-        then = self.policy_at(now + later_ms) if later_ms else today
-        if today.ended(now) or then.ended(now + later_ms):
-            return set()
-        listed = (entry.site for entry in today.roster)
-        barred = set(self.book.excluded) | self._held
-        return {site for site in listed if today.lists(site) and then.lists(site)} - barred
-
-    def _hold_back(self) -> set[str]:
-        """Sites that left come back in batches (section 11), unless there is no cohort without them.
-
-        :return: who is not held back any more.
-        """
-        before, self._held = self._held, set()
-        able = self.able_until(self.plan.train_ms)
-        there = able & self.sites.willing
-        held = held_back(self._sums, able, there, c=self.core.policy.c)
-        # Whoever was ordered to train in this round stays in it.
-        held = held if self.phase is RunPhase.WAITING else held & before
-        self._held = held if self._suffice(there - held) else set()
-        return before - self._held
-
-    def _possible(self, later_ms: int = 0) -> bool:
-        """Whether a cohort can come of those who are there, and there is a model that they may train on."""
-        if self.core.policy.strict and self.unchecked:
-            return False
-        return self._suffice(self.able_until(later_ms) & self.sites.willing)
-
-    @property
-    def unchecked(self) -> bool:
-        """Whether the newest sum lacks its certificate."""
-        return self.chain.head is not None and self.chain.head_check() is None
-
-    def _suffice(self, sites: set[str]) -> bool:
-        """Whether these are enough for a cohort; with groups, of every one of them."""
-        return len(sites) >= self.least and self.core.policy.hides(tuple(sites))
-
-    @property
-    def least(self) -> int:
-        """The smallest cohort, by the manifest and the operator."""
-        two = self.core.policy.allow_two_site and len(self.core.policy.roster) == 2
-        return 2 if two else max(self.plan.least, self.core.policy.least_cohort)
 
     @property
     def _ordering(self) -> bool:
@@ -256,7 +206,8 @@ class RoundEngine:
         if self.phase is RunPhase.AGGREGATION and attempt is not None and site in attempt.context.sites:
             effects += self._settle(attempt.receive(site, hello))
         if self._ordering:
-            effects += self._orders({site, *(self._hold_back() & self.sites.silent)})
+            back = self.candidates.hold_back(waiting=False)
+            effects += self._orders({site, *(back & self.sites.silent)})
         return *effects, *self._look()
 
     def _close_there(self, site: str, open_ctx: bytes) -> Effects:
@@ -287,7 +238,7 @@ class RoundEngine:
             return self._about_sum(site, message)
         if isinstance(message, messages.Abort) and (known := self._earlier(message.ctx)) is not None:
             return *known.take(self.core.policy, message), *self._look()
-        if self.previous is not None and self._names(self.previous, message):
+        if self.previous is not None and self.previous.names(message):
             # An answer that came when enough others had answered.
             return *self.previous.receive(site, message), *self._changed_blame()
         return self._settle(self._round.attempt_of(message).receive(site, message))
@@ -298,14 +249,9 @@ class RoundEngine:
     def round_of(self, message: Wire) -> int | None:
         """The round whose attempt a message of the aggregation names, for the privacy log."""
         for known in (self.round, self.previous):
-            if known is not None and self._names(known, message):
+            if known is not None and known.names(message):
                 return known.start.round
         return None
-
-    @staticmethod
-    def _names(known: CoordinatorRound, message: Wire) -> bool:
-        ctx, kx = getattr(message, "ctx", b""), getattr(message, "kx", b"")
-        return any(attempt.ctx == ctx or (kx and attempt.dealing.kx == kx) for attempt in known.attempts)
 
     def _answer(self, site: str, message: messages.Ready | Decline) -> Effects:
         if self.round is None or message.round != self.round.start.round or self.phase is RunPhase.DONE:
@@ -416,11 +362,11 @@ class RoundEngine:
         if self._stopping or self.round is None:
             return ()
         held = self.paused is not None
-        if self.phase in (RunPhase.TRAINING, RunPhase.PINGING) and (held or not self._possible()):
+        if self.phase in (RunPhase.TRAINING, RunPhase.PINGING) and (held or not self.candidates.possible()):
             self.phase = follow(self.phase, PhaseChange.IMPOSSIBLE)
         if self.phase is RunPhase.WAITING:
-            self._hold_back()
-        if self.phase is RunPhase.WAITING and not held and self._possible(self.plan.train_ms):
+            self.candidates.hold_back(waiting=True)
+        if self.phase is RunPhase.WAITING and not held and self.candidates.possible(self.plan.train_ms):
             self.phase = follow(self.phase, PhaseChange.POSSIBLE)
             self.deadline = self._now() + self.plan.train_ms
             return self._orders(self.sites.silent)
@@ -437,19 +383,15 @@ class RoundEngine:
         return tuple(Send(Ping(number=self.sites.ping), to=site) for site in asked)
 
     def _enough_ready(self) -> bool:
-        """Enough for a cohort, the sum before checked, and nobody left to wait for."""
-        able, now = self.able_until(), self._now()
-        if self.unchecked or not self._suffice(self.sites.ready & able):
-            return False
-        if self._round.unsettled and now < self.deadline:
-            return False  # sites that have dealt in an earlier attempt on this model would refuse the plan
-        return now >= self.deadline or self.sites.complete(able, now, grace_ms=self.plan.grace_ms)
+        # Sites that have dealt in an earlier attempt on this model would refuse the plan.
+        now, early = self._now(), self._round.unsettled and self._now() < self.deadline
+        return not early and self.candidates.enough_ready(now, self.deadline)
 
     # The aggregation.
 
     def _plan(self) -> Effects:
-        present = self.sites.present & self.able_until()
-        if not self._suffice(present):
+        present = self.sites.present & self.candidates.able_until()
+        if not self.candidates.suffice(present):
             self.phase = follow(self.phase, PhaseChange.TOO_FEW)
             return self._look()
         self._round.start = replace(self._round.start, check=self.chain.head_check())
@@ -489,20 +431,12 @@ class RoundEngine:
         if attempt is None:
             return ()
         self.chain.add(Link.of(publication_of(attempt)))
-        return self._tidy(attempt)
-
-    def _tidy(self, *under_way: CoordinatorAttempt) -> Effects:
-        """Everything leaves the spool but sums that a late site may ask for, and uploads that are still needed."""
-        kept = self.chain.kept_sums()
-        for attempt in under_way:
-            kept |= set(attempt.uploads.discard().keys)
-        stale = tuple(key for key in self.core.spool.vectors() if key not in kept)
-        return (Discard(stale),) if stale else ()
+        return self.chain.tidy(self.core.spool, attempt)
 
     def _published(self, attempt: CoordinatorAttempt) -> Effects:
         published = publication_of(attempt)
         good = published.result.verdict == SumVerdict.GOOD
-        self._sums = [published.survivors, *self._sums][:RETURN_SUMS]
+        self.candidates.summed(published.survivors)
         self.model = attempt.model
         self.completed += good
         self._lost = 0

@@ -46,6 +46,7 @@ from lazaret.errors import DataError, PolicyViolation, RemoteProtocolError, Tool
 from security.clock import Clock
 from security.crypto.ring import FRAME_BYTES
 from security.identity.manifest import Manifest
+from security.log.events import AgentStop
 from security.secagg import records, statements
 from security.secagg.context import SumVerdict
 from security.secagg.coordinator.attempt import CoordinatorAttempt
@@ -157,6 +158,13 @@ class Shell:
         """Whether an upload of this site is on its way."""
         current = self.engine.round
         return current is not None and any(site in attempt.uploads.arriving for attempt in current.attempts[-1:])
+
+    def close(self, reason: str) -> None:
+        """The log ends in order, and the files are let go."""
+        try:
+            self.books.log.close(lambda _: self.books.write(AgentStop(reason=reason)))
+        finally:
+            self.storage.close()
 
     def tick(self) -> None:
         """To be called often: deadlines of the run, heartbeat of the log."""
@@ -341,22 +349,22 @@ def hindrance(engine: RoundEngine) -> str | None:
     if engine.paused is not None:
         return f"paused: {engine.paused}"
     number, sites = engine.round.start.round, engine.sites
-    able = engine.able_until(engine.plan.train_ms)
+    able = engine.candidates.able_until(engine.plan.train_ms)
     then = engine.core.clock.now_ms() + engine.plan.train_ms
-    if engine.phase is RunPhase.WAITING and (ends := engine.policy_at(then).ended(then)) is not None:
+    if engine.phase is RunPhase.WAITING and (ends := engine.candidates.policy_at(then).ended(then)) is not None:
         return f"round {number} waits: {ends} is not valid until the deadline; the consortium renews it, and publishes"
     if engine.phase is RunPhase.WAITING:
-        if engine.core.policy.strict and engine.unchecked:
+        if engine.core.policy.strict and engine.chain.unchecked:
             due = "voted on" if engine.core.policy.vote else "checked"
             return f"round {number} waits: the sum before it is not {due} yet"
         there = len(able & sites.willing)
         split = engine.core.policy.groups
         beside = f", {split.least} of every group" if split is not None else ""
-        sentence = f"round {number} waits: {there} sites can take part, {engine.least} are needed{beside}"
+        sentence = f"round {number} waits: {there} sites can take part, {engine.candidates.least} are needed{beside}"
         return "; ".join((sentence, *_left_out(engine, able)))
     if engine.core.clock.mono_ms() < engine.deadline or engine.phase is not RunPhase.TRAINING:
         return None
-    if engine.unchecked:
+    if engine.chain.unchecked:
         return f"round {number} waits: the sum before it is not checked yet"
     slow = ", ".join(sorted(able & sites.silent)) or "nobody"
     return f"round {number} is past its deadline with {len(sites.ready)} sites ready; still training: {slow}"

@@ -29,18 +29,16 @@ from lazaret.kernel_bytes import Meter, meter
 from lazaret.process import ServiceManager, stop_on_signals
 from protos.parse import FROM_SITE, Parcel
 from security.clock import SystemClock
-from security.crypto.ring import FRAME_BYTES
 from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
 from security.identity.membership import Seat
 from security.identity.peers import check_tls_peer, issuers
 from security.log.egress import KernelByteLog
-from security.log.events import AgentStop
 from security.rng import SystemRandomness
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.fields import Wire
-from security.secagg.relay import CloseReason, Goodbye, ManifestFrame, Open, Welcome
+from security.secagg.relay import CloseReason, Goodbye, Open, Welcome, manifest_frames
 
 log = logging.getLogger("coordinator")
 TICK_SECONDS: Final = 0.25
@@ -187,7 +185,7 @@ class Service:
         version, digest = self.manifest.version, self.manifest.digest
         stream.put([Welcome(protocol=PROTOCOL_VERSION, manifest_version=version, manifest_hash=digest)])
         if opening.manifest_version < version:
-            stream.put(self._manifest_frames())
+            stream.put(manifest_frames(self.identity.manifest_path.read_bytes(), version))
         return stream, None
 
     def _refusal(self, site: str, opening: Open) -> CloseReason | None:
@@ -199,18 +197,6 @@ class Service:
             return CloseReason.OLD_MANIFEST  # ours is: the operator must install the newer one
         last, _ = self.shell.storage.history.sessions().get(site, (0, 0))
         return None if last < opening.session <= _HIGHEST_SESSION else CloseReason.OUT_OF_ORDER
-
-    def _manifest_frames(self) -> list[ManifestFrame]:
-        data = self.identity.manifest_path.read_bytes()
-        return [
-            ManifestFrame(
-                version=self.manifest.version,
-                length=len(data),
-                index=start // FRAME_BYTES,
-                data=data[start : start + FRAME_BYTES],
-            )
-            for start in range(0, len(data), FRAME_BYTES)
-        ]
 
     async def _read(self, stream: Stream, context: Any) -> None:
         """Not by iterating over the requests: the iterator would hold on to each frame until the next one is there.
@@ -444,19 +430,11 @@ def _one_run(
     except BaseException as error:
         with suppress(Exception):  # as above
             seen.stop(coarse(error))
-            close_coordinator(ready.shell, coarse(error))
+            ready.shell.close(coarse(error))
         raise
     reason = NEXT_RUN if again else BY_SIGNAL
     seen.stop(reason)
-    close_coordinator(ready.shell, reason)
+    ready.shell.close(reason)
     if again:
         ready.shell.queue.begin_next(ready.identity, now_ms=SystemClock().now_ms())
     return again
-
-
-def close_coordinator(shell: Shell, reason: str) -> None:
-    """The log ends in order, and the files are let go."""
-    try:
-        shell.books.log.close(lambda _: shell.books.write(AgentStop(reason=reason)))
-    finally:
-        shell.storage.close()

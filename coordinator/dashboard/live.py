@@ -98,7 +98,7 @@ class Live:
             round=engine.round.start.round if engine.round else 0,
             completed=engine.completed,
             planned=engine.plan.rounds,
-            least=engine.least,
+            least=engine.candidates.least,
             deadline=(clock.now_ms() - clock.mono_ms() + engine.deadline) // 1000 if waits else None,
             hindrance=hindrance(engine),
             paused=engine.paused is not None,

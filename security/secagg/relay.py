@@ -208,6 +208,16 @@ class ManifestFrame(Wire):
     data: Annotated[bytes, Bounded(FRAME_BYTES), DataClass.MANIFEST]
 
 
+def manifest_frames(data: bytes, version: int) -> list[ManifestFrame]:
+    """A manifest in frames, for `ManifestParts` at the other end."""
+    return [
+        ManifestFrame(
+            version=version, length=len(data), index=start // FRAME_BYTES, data=data[start : start + FRAME_BYTES]
+        )
+        for start in range(0, len(data), FRAME_BYTES)
+    ]
+
+
 class ManifestParts:
     """Frames of one manifest, put together in order. Nothing is believed of them: the root's signature decides."""
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.attendance import Candidates
 from coordinator.phases import RunPhase
-from coordinator.rounds import LOST_IN_A_ROW, RoundEngine
+from coordinator.rounds import LOST_IN_A_ROW
 from coordinator.run import hindrance
 from lazaret.control import PauseFile
 from lazaret.errors import PolicyViolation
@@ -75,9 +76,9 @@ def test_when_all_certificates_have_ended_nobody_trains_twin(
     federation: WholeFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it was: the order goes out to whoever is connected, and each round is lost and trained again."""
-    monkeypatch.setattr(RoundEngine, "_possible", lambda *_: True)
+    monkeypatch.setattr(Candidates, "possible", lambda *_: True)
     monkeypatch.setattr(
-        RoundEngine, "able_until", lambda self, later_ms=0: {entry.site for entry in self.core.policy.roster}
+        Candidates, "able_until", lambda self, later_ms=0: {entry.site for entry in self.core.policy.roster}
     )
     monkeypatch.setattr("coordinator.rounds.LOST_IN_A_ROW", 10**9)
     monkeypatch.setattr(sessions, "check_standing", lambda *_, **__: None)
@@ -101,7 +102,7 @@ def test_an_order_is_not_sent_when_certificates_end_before_the_deadline(
     before = trained(federation)
     steps(federation, 15)
     assert trained(federation) - before <= len(SITES)
-    assert federation.engine.able_until(federation.engine.plan.train_ms) == set()
+    assert federation.engine.candidates.able_until(federation.engine.plan.train_ms) == set()
     assert federation.engine.phase is RunPhase.WAITING and "until the deadline" in (hindrance(federation.engine) or "")
 
 
@@ -110,9 +111,9 @@ def test_a_site_does_not_train_for_a_coordinator_that_orders_rounds_which_cannot
 ) -> None:
     """The coordinator is not trusted: each site looks at the certificates of the roster itself."""
     end_all_certificates(federation)
-    monkeypatch.setattr(RoundEngine, "_possible", lambda *_: True)
+    monkeypatch.setattr(Candidates, "possible", lambda *_: True)
     monkeypatch.setattr(
-        RoundEngine, "able_until", lambda self, later_ms=0: {entry.site for entry in self.core.policy.roster}
+        Candidates, "able_until", lambda self, later_ms=0: {entry.site for entry in self.core.policy.roster}
     )
     before = trained(federation)
     steps(federation, 15)
@@ -174,9 +175,9 @@ def test_a_site_does_not_train_for_a_round_that_would_outlast_the_manifest_or_th
     federation: WholeFederation, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     end_for_everybody(federation, what)
-    monkeypatch.setattr(RoundEngine, "_possible", lambda *_: True)
+    monkeypatch.setattr(Candidates, "possible", lambda *_: True)
     monkeypatch.setattr(
-        RoundEngine, "able_until", lambda self, later_ms=0: {entry.site for entry in self.core.policy.roster}
+        Candidates, "able_until", lambda self, later_ms=0: {entry.site for entry in self.core.policy.roster}
     )
     before = trained(federation)
     steps(federation, 15)

@@ -13,7 +13,7 @@ import pytest
 from coordinator.assembly import assemble as assemble_coordinator
 from coordinator.config import CoordinatorConfig
 from coordinator.run import Shell
-from coordinator.service import Service, close_coordinator
+from coordinator.service import Service
 from lazaret import process
 from lazaret.control import BY_SIGNAL, NEXT_RUN
 from security.clock import ManualClock
@@ -112,7 +112,7 @@ class StudyFederation(WholeFederation):
         for site in list(self.streams):
             self.disconnect(site)
         self.service.traffic.close()
-        close_coordinator(self.shell, reason)
+        self.shell.close(reason)
         self.shell = None
 
     def step(self) -> None:

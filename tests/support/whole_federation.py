@@ -18,7 +18,7 @@ from coordinator.config import CoordinatorConfig, Rounds
 from coordinator.round_history import RoundRow
 from coordinator.run import Shell
 from coordinator.send_queue import Stream
-from coordinator.service import Service, close_coordinator
+from coordinator.service import Service
 from lazaret.control import BY_SIGNAL, NEXT_RUN
 from lazaret.errors import ToolkitError
 from protos.parse import FROM_SITE
@@ -30,7 +30,7 @@ from security.log.egress import KernelByteLog
 from security.rng import CountedRandomness
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.fields import Wire
-from security.secagg.relay import Goodbye, Open, Welcome
+from security.secagg.relay import Goodbye, Open, Welcome, manifest_frames
 from site_agent.assembly import assemble as assemble_site
 from site_agent.client import WITNESS_SECONDS, end_log
 from site_agent.config import SiteConfig
@@ -183,7 +183,7 @@ class WholeFederation:
         self.pump()
         self.stop(*self.agents)
         self.service.traffic.close()
-        close_coordinator(self.shell, BY_SIGNAL)
+        self.shell.close(BY_SIGNAL)
         self.shell = None
 
     def adopt_at_hub(self) -> None:
@@ -224,7 +224,7 @@ class WholeFederation:
             [Welcome(protocol=PROTOCOL_VERSION, manifest_version=manifest.version, manifest_hash=manifest.digest)]
         )
         if told.manifest_version < manifest.version:
-            stream.put(self.service._manifest_frames())
+            stream.put(manifest_frames(self.service.identity.manifest_path.read_bytes(), manifest.version))
         self.streams[site] = stream
         self.shell.connected(stream)
 

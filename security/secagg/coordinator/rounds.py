@@ -311,6 +311,11 @@ class CoordinatorRound:
         self.note(effects)
         return effects
 
+    def names(self, message: Wire) -> bool:
+        """Whether a message is of an attempt of this round."""
+        ctx, kx = getattr(message, "ctx", b""), getattr(message, "kx", b"")
+        return any(attempt.ctx == ctx or (kx and attempt.dealing.kx == kx) for attempt in self.attempts)
+
     def attempt_of(self, message: Wire) -> CoordinatorAttempt:
         """The attempt that a message names by its context or keys; the newest if it names none."""
         ctx = getattr(message, "ctx", getattr(message, "open_ctx", b""))

@@ -192,7 +192,7 @@ def test_a_restart_after_the_certificates_of_checkers_have_ended(tmp_path):
     """The newest sum has its certificate and its uploads are deleted, though its signers do not count any more."""
     world = EngineWorld(tmp_path)
     world.run(until=1)
-    while world.engine.unchecked:
+    while world.engine.chain.unchecked:
         if not world.step():
             world.clock.advance(300)
             world.do_coordinator(world.engine.tick())
@@ -201,7 +201,7 @@ def test_a_restart_after_the_certificates_of_checkers_have_ended(tmp_path):
     ended = frozenset(policy.entry(f"site{number}").cert for number in (0, 1, 2))
     world.base.core.mandate.policy = replace(policy, revoked=ended)
     world.start_coordinator()
-    assert world.engine.phase is RunPhase.WAITING and not world.engine.unchecked, "it waits for a manifest"
+    assert world.engine.phase is RunPhase.WAITING and not world.engine.chain.unchecked, "it waits for a manifest"
     world.kill_coordinator()
 
 
@@ -351,7 +351,7 @@ def test_a_site_that_is_there_and_does_not_acknowledge_keeps_nobody_waiting(tmp_
         world.run(until=1)
         result = world.engine.chain.head.result_hash
         for _ in range(1000):
-            if not world.engine.unchecked:
+            if not world.engine.chain.unchecked:
                 break
             if not world.step():
                 world.clock.advance(300)
@@ -359,7 +359,7 @@ def test_a_site_that_is_there_and_does_not_acknowledge_keeps_nobody_waiting(tmp_
                     asked = messages.ChunkRequest(site=f"site{silent}", result=result, chunk=0)
                     world.do_coordinator(world.engine.receive(f"site{silent}", asked))
                 world.do_coordinator(world.engine.tick())
-        assert not world.engine.unchecked
+        assert not world.engine.chain.unchecked
         world.storage.close()
 
 
@@ -368,9 +368,9 @@ def test_who_is_not_listed_any_more_when_a_round_ends_is_not_asked(tmp_path):
     world = EngineWorld(tmp_path)
     engine, policy = world.engine, world.engine.core.policy
     later = replace(policy, revoked=frozenset({policy.entry("site1").cert}))
-    engine.policy_at = lambda _: later
-    assert engine.able_until() == set(world.names)
-    assert engine.able_until(1000) == set(world.names) - {"site1"}
+    engine.candidates.policy_at = lambda _: later
+    assert engine.candidates.able_until() == set(world.names)
+    assert engine.candidates.able_until(1000) == set(world.names) - {"site1"}
     world.kill_coordinator()
 
 
@@ -378,10 +378,10 @@ def test_nobody_is_asked_under_a_manifest_that_ends_before_the_round(tmp_path):
     world = EngineWorld(tmp_path)
     engine = world.engine
     ending = replace(engine.core.policy, expires_ms=world.clock.now_ms() + 500)
-    engine.policy_at = lambda _: ending
-    assert engine.able_until() == set(world.names) == engine.able_until(400)
-    assert engine.able_until(500) == set()
+    engine.candidates.policy_at = lambda _: ending
+    assert engine.candidates.able_until() == set(world.names) == engine.candidates.able_until(400)
+    assert engine.candidates.able_until(500) == set()
     gone = replace(engine.core.policy, revoked=frozenset({engine.core.policy.coordinator.cert}))
-    engine.policy_at = lambda _: gone
-    assert engine.able_until(1) == set(), "no site follows a coordinator without a certificate"
+    engine.candidates.policy_at = lambda _: gone
+    assert engine.candidates.able_until(1) == set(), "no site follows a coordinator without a certificate"
     world.kill_coordinator()

@@ -94,7 +94,7 @@ def test_a_coordinator_starts_again_after_a_vote_that_one_site_withheld(tmp_path
     world.silent = set()
     world.kill_coordinator()
     world.start_coordinator()
-    assert not world.engine.unchecked and outcomes(world)[0] == VOTED_DOWN
+    assert not world.engine.chain.unchecked and outcomes(world)[0] == VOTED_DOWN
     world.run(until=4)
     check_one_history(world)
 
@@ -118,7 +118,7 @@ def test_a_site_votes_once(tmp_path: Path) -> None:
 def settle(world: EngineWorld) -> None:
     """Until the newest sum is checked; two minutes are more than enough for all that is waited for."""
     for _ in range(2000):
-        if not world.engine.unchecked:
+        if not world.engine.chain.unchecked:
             return
         pump(world, 1)
     raise AssertionError("the check stands still")

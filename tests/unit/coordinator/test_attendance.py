@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.attendance import ASK_AGAIN_MS, Attendance, held_back
 from coordinator.effects import CloseRound, Effects, OpenRound, StoreBlame
-from coordinator.phases import ASK_AGAIN_MS, Attendance, RunPhase, held_back
+from coordinator.phases import RunPhase
 from security.secagg import messages, records
 from security.secagg.effects import Blamed, Certified, Persist, Send
 from security.secagg.relay import Ping
@@ -211,11 +212,11 @@ def test_a_round_that_needs_them_does_not_wait_for_a_batch(tmp_path: Path) -> No
     for name in ("site6", "site7"):
         world.disconnect(name)
     world.run(until=2)
-    for name in world.names[world.engine.least - 1 : 6]:
+    for name in world.names[world.engine.candidates.least - 1 : 6]:
         world.disconnect(name)
     world.connect("site6")
     world.run(until=3)
-    assert set(world.engine.chain.cohorts(most=1)[0]) == {*world.names[: world.engine.least - 1], "site6"}
+    assert set(world.engine.chain.cohorts(most=1)[0]) == {*world.names[: world.engine.candidates.least - 1], "site6"}
 
 
 def test_boxes_are_on_disk_alone_once_all_have_uploaded(tmp_path: Path) -> None:
