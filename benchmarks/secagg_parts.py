@@ -23,8 +23,9 @@ from security.crypto.signing import SigningKey
 from security.identity.membership import COVERED_ROSTER, AggregationPolicy, AuditMode, RosterEntry
 from security.secagg import messages, statements
 from security.secagg import state as states
+from security.secagg.clips import Clips
 from security.secagg.context import PROTOCOL_VERSION, CohortMember, RoundContext
-from security.secagg.layout import Block, Clips, Layout
+from security.secagg.layout import Block, Layout
 from security.secagg.relay import SignedHead
 from security.secagg.statements import Signer
 from security.secagg.thresholds import default_colluders

@@ -25,9 +25,10 @@ from protos.loopback import LoopbackFederation
 from security.crypto.prg import Words
 from security.secagg import fixed_point
 from security.secagg import state as states
+from security.secagg.clips import Clips
 from security.secagg.context import SumVerdict
 from security.secagg.groups import Combine, Groups
-from security.secagg.layout import WEIGHT, Clips, Layout, Vector
+from security.secagg.layout import WEIGHT, Layout, Vector
 from security.secagg.state import MovementRule
 from security.secagg.thresholds import LEAST_SURVIVORS
 
@@ -169,18 +170,22 @@ def measure() -> dict[str, Any]:
         honest = steering.run(attacked=False)
         tried = {part: replace(Steering(*way), strength=part).run(attacked=True) for part in STRENGTHS}
         attacked = tried[STRENGTHS[0]]
-        report[name] = {"sites": steering.sites, "attackers_weight": weight} | attacked | {
-            "times_the_honest_length": round(attacked["length"] / honest["length"], 2),
-            "honest_models_that_followed": honest["models_that_followed"],
-            "correlation_by_strength": {str(part): round(found["correlation"], 3) for part, found in tried.items()},
-            "sums_by_strength": {str(part): found["rounds_with_a_sum"] for part, found in tried.items()},
-            "models_by_strength": {str(part): found["models_that_followed"] for part, found in tried.items()},
-            # An attacker whose models are voted down steers nothing: of those that move the model in most rounds.
-            "largest_correlation_with_six_models": max(
-                (round(found["correlation"], 3) for found in tried.values() if found["models_that_followed"] >= 6),
-                default=0.0,
-            ),
-        }
+        report[name] = (
+            {"sites": steering.sites, "attackers_weight": weight}
+            | attacked
+            | {
+                "times_the_honest_length": round(attacked["length"] / honest["length"], 2),
+                "honest_models_that_followed": honest["models_that_followed"],
+                "correlation_by_strength": {str(part): round(found["correlation"], 3) for part, found in tried.items()},
+                "sums_by_strength": {str(part): found["rounds_with_a_sum"] for part, found in tried.items()},
+                "models_by_strength": {str(part): found["models_that_followed"] for part, found in tried.items()},
+                # An attacker whose models are voted down steers nothing: of those that move the model in most rounds.
+                "largest_correlation_with_six_models": max(
+                    (round(found["correlation"], 3) for found in tried.values() if found["models_that_followed"] >= 6),
+                    default=0.0,
+                ),
+            }
+        )
     return report
 
 

@@ -42,9 +42,10 @@ from security.dp.planner import (
     terms_for,
 )
 from security.identity.pinned_files import blocks_of
+from security.secagg.clips import Clips
 from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import place
-from security.secagg.layout import Clips, Layout
+from security.secagg.layout import Layout
 from security.secagg.state import canonical, next_state
 from security.secagg.thresholds import LEAST_SURVIVORS, default_colluders, least_honest
 
@@ -113,9 +114,7 @@ class PrivateFederation(Federation):
             trainable=plan.trainable,
             projection=plan.projection,
         )
-        super().__init__(
-            dataset=dataset, spec=spec, config=config, seed=seed, aggregator=aggregator, device=device
-        )
+        super().__init__(dataset=dataset, spec=spec, config=config, seed=seed, aggregator=aggregator, device=device)
         self._layout: Layout | None = None
         if plan.noise == "shared":
             self._layout = self._ring(plan.schedule.rounds)

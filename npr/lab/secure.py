@@ -23,9 +23,10 @@ from protos.loopback import LoopbackFederation
 from security.crypto.ring import DEFAULT_BITS
 from security.identity.pinned_files import blocks_of
 from security.rng import SystemRandomness
+from security.secagg.clips import Clips
 from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import encode
-from security.secagg.layout import HITS, LOSS, Block, Clips, Layout, most_weight
+from security.secagg.layout import HITS, LOSS, Block, Layout, most_weight
 from security.secagg.state import CEILINGS_ALONE, MovementRule, canonical
 from security.secagg.thresholds import LEAST_SURVIVORS
 from security.secrets import Secret

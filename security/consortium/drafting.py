@@ -41,7 +41,8 @@ from security.identity.membership import COVERED_ROSTER, DAY_MS
 from security.identity.pinned_files import InitialModel, blocks_of, initial_state_hash, plugin_digest
 from security.identity.rules import TWO_SITES_HINT
 from security.secagg import thresholds
-from security.secagg.layout import Block, Clips, Layout
+from security.secagg.clips import Clips
+from security.secagg.layout import Block, Layout
 from security.secagg.scores import score_slots
 
 # A cross-entropy of 16 per sample is far worse than guessing among a million classes.

@@ -22,7 +22,8 @@ from safetensors import SafetensorError, safe_open
 
 from lazaret.errors import ConfigError, VerificationFailed
 from security.identity.manifest import Manifest, PluginFile
-from security.secagg.layout import Block, Clips, Layout
+from security.secagg.clips import Clips
+from security.secagg.layout import Block, Layout
 from security.secagg.state import State, canonical, flatten, state_hash
 
 _MEAN: Final = "running_mean"

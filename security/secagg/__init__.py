@@ -21,6 +21,7 @@ Imported by: coordinator, npr, protos, security.audit, security.consortium, secu
     certificates         sets of signed statements that are passed on
     certificate_checks   what makes such a set valid
     layout               where each tensor is in the vector, and its clip (section 7)
+    clips                clips and movement caps, from the training schedule (section 7)
     fixed_point          from floats to ring elements and back (section 7)
     scores               sites' scores in the sum, where enough of them consent, and the best round by them (section 7)
     state                the next model from a sum, with the same bytes at every site (section 10)

@@ -22,19 +22,8 @@ import numpy.typing as npt
 
 from lazaret.errors import DataError, LocalProtocolError
 from security.crypto.prg import BLOCK_BYTES, Words, keystream
-from security.secagg.layout import (
-    HITS,
-    LOSS,
-    SCORE,
-    SCORE_GRID,
-    SCORED,
-    SQUARES,
-    WEIGHT,
-    Block,
-    Layout,
-    Run,
-    power_of_two_above,
-)
+from security.secagg.clips import power_of_two_above
+from security.secagg.layout import HITS, LOSS, SCORE, SCORE_GRID, SCORED, SQUARES, WEIGHT, Block, Layout, Run
 from security.secagg.scores import ScoreSum
 from security.secrets import Secret
 

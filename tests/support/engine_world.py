@@ -25,6 +25,7 @@ from protos.stream_end import empty_log_head
 from security.clock import ManualClock
 from security.rng import CountedRandomness
 from security.secagg import messages
+from security.secagg.clips import Clips
 from security.secagg.coordinator.recovery import restore_round
 from security.secagg.coordinator.spool import FileSpool
 from security.secagg.coordinator.uploads import CoordinatorCore
@@ -44,7 +45,7 @@ from security.secagg.effects import (
 )
 from security.secagg.fields import Wire
 from security.secagg.fixed_point import encode
-from security.secagg.layout import Clips, Layout
+from security.secagg.layout import Layout
 from security.secagg.relay import FRAMES, Decline, Ping, Pong
 from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.journal import Journal

@@ -14,8 +14,9 @@ from coordinator.round_history import Figures, ReadOnlyHistory
 from lazaret.errors import ConfigError
 from security.secagg import messages
 from security.secagg.certificates import Ack
+from security.secagg.clips import Clips
 from security.secagg.fixed_point import decode, encode
-from security.secagg.layout import Clips, Layout
+from security.secagg.layout import Layout
 from tests.support.engine_world import EngineWorld
 
 ROOT = Path(__file__).parents[3]

@@ -17,8 +17,9 @@ from npr.federation import Federation
 from npr.methods.site import Site
 from npr.model import ModelSpec, normalisation
 from npr.params import Contribution, ParameterManifest, PlainAggregator
+from security.secagg.clips import Clips
 from security.secagg.fixed_point import decode, encode, step_size
-from security.secagg.layout import Clips, Layout
+from security.secagg.layout import Layout
 
 Toy = Callable[..., Federation]
 Same = Callable[[Federation, Federation], bool]

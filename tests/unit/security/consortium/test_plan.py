@@ -14,7 +14,7 @@ from security.consortium.plan import PLAN as TEMPLATE
 from security.consortium.plan import FederationPlan, ScoresPlan
 from security.consortium.show import warnings
 from security.identity.pinned_files import InitialModel
-from security.secagg.layout import Clips
+from security.secagg.clips import Clips
 from security.secagg.state import canonical, flatten, state_hash
 from tests.support.consortium_world import PLAN, PRIVACY, World, write_initial_model
 

@@ -12,7 +12,8 @@ from security.crypto import prg
 from security.log import egress
 from security.log.egress import LEAST_UNIFORMITY
 from security.secagg import fixed_point
-from security.secagg.layout import Clips, Layout
+from security.secagg.clips import Clips
+from security.secagg.layout import Layout
 from security.secrets import Secret
 
 WORDS = 50_000
