@@ -41,7 +41,7 @@ from security.secagg.effects import Certified, Persist, SaveState, VotedDown
 from security.secagg.handover import Handover
 from security.secagg.layout import Vector
 from security.secagg.messages import Result
-from security.secagg.site.result_checks import result_digests
+from security.secagg.published import result_digests
 from security.secagg.state import state_hash
 
 SKIPPED_ROUNDS: Final = 8

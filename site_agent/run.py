@@ -54,8 +54,8 @@ from security.secagg.effects import (
     VotedDown,
 )
 from security.secagg.messages import Jump, Result
+from security.secagg.published import result_digests
 from security.secagg.relay import ModelFrame, ModelRequest
-from security.secagg.site.result_checks import result_digests
 from security.secagg.statements import Signer
 from site_agent.budget import Budget
 from site_agent.effects import Adopt, Complain, Effect, Effects, KeepPiece, KeepStop, KeepUpdate, LogCommits, Train

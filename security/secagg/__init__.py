@@ -27,6 +27,7 @@ Imported by: coordinator, npr, protos, security.audit, security.consortium, secu
     state                the next model from a sum, with the same bytes at every site (section 10)
     groups               groups of sites whose sums are opened apart and combined by a median (section 10)
     handover             a covered result and its model in one file, for a replacement of a lost coordinator
+    published            what a published result says by itself: digests, and the masks of its opened secrets
     records              what a party writes to disk before it sends (section 9)
     effects              what a machine asks its shell to do
 """

@@ -22,7 +22,7 @@ from security.identity.membership import AggregationPolicy
 from security.secagg import certificate_checks
 from security.secagg.layout import Layout
 from security.secagg.messages import Jump
-from security.secagg.site.result_checks import result_digests
+from security.secagg.published import result_digests
 from security.secagg.state import State, canonical, flatten, state_hash, unflatten
 
 KEY: Final = "lazaret-handover"

@@ -14,7 +14,7 @@ import pytest
 
 from lazaret.errors import PolicyViolation, ToolkitError, VerificationFailed
 from security.identity.membership import AuditMode
-from security.secagg import certificate_checks, messages, statements
+from security.secagg import certificate_checks, messages, published, statements
 from security.secagg import state as states
 from security.secagg.certificates import CheckCertificate
 from security.secagg.site import result_checks
@@ -46,7 +46,7 @@ def test_a_plan_for_a_chosen_model_or_another_layout(field: str) -> None:
 
 def resigned(run: EvilCoordinator, result: messages.Result, **changes: Any) -> messages.Result:
     forged = replace(result, **changes)
-    _, _, digest = result_checks.result_digests(forged)
+    _, _, digest = published.result_digests(forged)
     return replace(forged, signature=run.core.signer.sign(statements.result(digest)))
 
 
@@ -57,7 +57,7 @@ def announce_another_model(run: EvilCoordinator) -> None:
 
     def announce(result: messages.Result, site: str) -> messages.Result:
         forged = resigned(run, result, state_hash=chosen)
-        hashes.append(result_checks.result_digests(forged)[2])
+        hashes.append(published.result_digests(forged)[2])
         return forged
 
     run.change(messages.Result, announce)

@@ -21,7 +21,7 @@ from security.crypto.prg import Words
 from security.crypto.ring import DEFAULT_BITS, Ring
 from security.identity.membership import AuditMode
 from security.rng import CountedRandomness
-from security.secagg import certificate_checks, messages, statements
+from security.secagg import certificate_checks, messages, published, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate
 from security.secagg.coordinator.attempt import CoordinatorAttempt
@@ -331,7 +331,7 @@ def test_the_header_that_was_checked_first_is_the_evidence() -> None:
 
 def test_the_header_that_was_checked_first_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     def last_shown(self: Intake, result: messages.Result) -> CheckedHeader:
-        kx, _, digest = result_checks.result_digests(result)
+        kx, _, digest = published.result_digests(result)
         self.audit = None
         return CheckedHeader(result, kx, digest)
 

@@ -23,7 +23,7 @@ from security.secagg import records
 from security.secagg.certificates import CheckCertificate
 from security.secagg.coordinator.rounds import RoundStart
 from security.secagg.effects import Certified, Persist
-from security.secagg.site.result_checks import result_digests
+from security.secagg.published import result_digests
 from tests.support.consortium_world import World
 from tests.support.engine_world import EngineWorld
 

@@ -19,10 +19,9 @@ from coordinator.send_queue import Stream
 from coordinator.service import Service, run_until_stopped
 from lazaret.terminal import run_command
 from scripts.local_federation.party import cli, log_to_stderr
-from security.secagg import messages, statements
+from security.secagg import messages, published, statements
 from security.secagg.context import RoundContext
 from security.secagg.fields import Wire
-from security.secagg.site import result_checks
 from security.secagg.statements import Signer
 
 VICTIM: Final = "site0"
@@ -56,7 +55,7 @@ def other_model(signer: Signer, message: messages.Plan) -> Wire:
 def chosen_model(signer: Signer, message: messages.Result) -> Wire:
     """A9: the next model is one that the coordinator chose, not the one that the sum gives."""
     unsigned = replace(message, state_hash=CHOSEN)
-    _, _, digest = result_checks.result_digests(unsigned)
+    _, _, digest = published.result_digests(unsigned)
     return replace(unsigned, signature=signer.sign(statements.result(digest)))
 
 
@@ -126,7 +125,7 @@ class LyingService(Service):
                 return
         elif name and isinstance(message, LIES[name][0]):
             lie = LIES[name][1](self.shell.engine.core.signer, message)
-            self._false_result = result_checks.result_digests(lie)[2] if name == "A9" else None
+            self._false_result = published.result_digests(lie)[2] if name == "A9" else None
             order.unlink()
             await super().deliver(stream, lie, context)
             if name in INSTEAD:

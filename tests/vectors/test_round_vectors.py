@@ -19,7 +19,7 @@ from security.secagg.certificates import Advert, Opened
 from security.secagg.context import CohortMember, EarlierSum, RepeatOf, RoundContext
 from security.secagg.coordinator.unmasking import OpenedByQuorum
 from security.secagg.layout import Layout
-from security.secagg.site.result_checks import opened_masks
+from security.secagg.published import opened_masks
 from security.secagg.state import next_state, state_hash
 
 ROUNDS = topic("rounds")

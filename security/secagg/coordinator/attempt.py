@@ -30,7 +30,7 @@ from security.secagg.coordinator.uploads import CoordinatorCore, Dealing, Equivo
 from security.secagg.effects import MISSING, SILENT, Blamed, Certified, Effects, Ended, Persist, Send
 from security.secagg.fields import Wire
 from security.secagg.layout import Vector
-from security.secagg.site.result_checks import opened_masks
+from security.secagg.published import opened_masks
 from security.secagg.transitions import COORDINATOR, CoordinatorEvent, CoordinatorState, step
 
 _S, _E = CoordinatorState, CoordinatorEvent

@@ -14,7 +14,7 @@ import numpy as np
 from lazaret.errors import RemoteProtocolError
 from security.crypto.prg import Words
 from security.identity.membership import AggregationPolicy
-from security.secagg import certificate_checks, groups, records, statements
+from security.secagg import certificate_checks, groups, published, records, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate, NamedRoot, Vote
 from security.secagg.coordinator.spool import Spool
@@ -22,8 +22,7 @@ from security.secagg.coordinator.uploads import Dealing, Uploads
 from security.secagg.effects import Advanced, Effects, Persist, SaveState, Send, SendFrames
 from security.secagg.layout import Layout
 from security.secagg.messages import ChunkRequest, Quorum, Result, SumFrame, Survivors
-from security.secagg.site import result_checks
-from security.secagg.site.result_checks import OpenedSecrets
+from security.secagg.published import OpenedSecrets
 from security.secagg.statements import Signer
 
 
@@ -53,7 +52,7 @@ def build_result(
         movements=outcome.movements,
         signature=bytes(64),
     )
-    _, _, result_hash = result_checks.result_digests(unsigned)
+    _, _, result_hash = published.result_digests(unsigned)
     return replace(unsigned, signature=signer.sign(statements.result(result_hash)))
 
 
@@ -65,7 +64,7 @@ class Publication:
         self.result = result
         self.total = total
         self._uploads = uploads
-        _, _, self.result_hash = result_checks.result_digests(result)
+        _, _, self.result_hash = published.result_digests(result)
         self.acks: dict[str, Ack] = {}
         self._closed = False
 

@@ -13,11 +13,10 @@ from lazaret.errors import VerificationFailed
 from security.crypto import shamir
 from security.crypto.key_agreement import HybridPair
 from security.identity.membership import AggregationPolicy
-from security.secagg import certificate_checks, statements
+from security.secagg import certificate_checks, published, statements
 from security.secagg.certificates import Advert, DealtLine, FraudProof, Opened, OpenedShare, PairFraud
 from security.secagg.coordinator.uploads import Dealing
 from security.secagg.messages import Unmask
-from security.secagg.site import result_checks
 from security.secrets import Secret
 
 
@@ -94,7 +93,7 @@ class Opening:
         adverts = tuple(self._dealing.adverts[site] for site in self._context.sites)
         pairs = [
             self._open_pair(dealer, gone, Secret(opened[gone.site]))
-            for dealer, gone in result_checks.earlier_survivors(adverts, self.survivors)
+            for dealer, gone in published.earlier_survivors(adverts, self.survivors)
         ]
         if self.pair_frauds:
             return None

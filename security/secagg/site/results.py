@@ -15,7 +15,7 @@ from lazaret.errors import CodecError, PolicyViolation, RemoteProtocolError, Ver
 from security.crypto import masking, merkle
 from security.crypto.ring import FRAME_BYTES
 from security.identity.membership import AggregationPolicy
-from security.secagg import certificate_checks, groups, records, statements
+from security.secagg import certificate_checks, groups, published, records, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate, Vote
 from security.secagg.context import SumVerdict
@@ -46,10 +46,11 @@ from security.secagg.messages import (
     SumFrame,
     TrainOrder,
 )
+from security.secagg.published import opened_masks
 from security.secagg.site import differences, entries, result_checks
 from security.secagg.site.attempt import SiteCore
 from security.secagg.site.journal import Journal
-from security.secagg.site.result_checks import CheckedHeader, ChunkAudit, Download, check_header, opened_masks
+from security.secagg.site.result_checks import CheckedHeader, ChunkAudit, Download, check_header
 
 # Evidence of a wrong sum. Anybody with the manifest can check it: the coordinator signed the result, a quorum signed
 # the roots of the uploads, and the chunk is not their sum. Nothing in it is secret: uploads are masked, and the opened
@@ -101,7 +102,7 @@ class WrongSumEvidence(Wire):
         :raises VerificationFailed: if it does not show that the published sum is wrong.
         """
         result, chunks = self.result, policy.chunks * policy.sums
-        kx, survivors, result_hash = result_checks.result_digests(result)
+        kx, survivors, result_hash = published.result_digests(result)
         result_checks.check_result_signature(policy, result_hash, result.signature)
         result_checks.check_result_agreements(policy, kx, survivors, result)
         result_checks.check_result_opened(result.context, result)
@@ -145,7 +146,7 @@ class Intake:
     def header(self, result: Result) -> Effects:
         """Check a header; the frames of its sum follow."""
         self._successor = None
-        _, _, result_hash = result_checks.result_digests(result)
+        _, _, result_hash = published.result_digests(result)
         if result_hash == self.core.head.result and not self.core.head.certified:
             self._download = Download(self._known_header(result), self.core.policy)
             return ()
@@ -353,7 +354,7 @@ class Intake:
     def jump(self, jump: Jump) -> Effects:
         """Begin to take a covered state in place of the sums that led to it."""
         policy, context = self.core.policy, jump.result.context
-        _, _, result_hash = result_checks.result_digests(jump.result)
+        _, _, result_hash = published.result_digests(jump.result)
         result_checks.check_result_signature(policy, result_hash, jump.result.signature)
         result_checks.check_jump_context(policy, self.core.head, context)
         follows = certificate_checks.check_certificate(
@@ -385,7 +386,7 @@ class Intake:
         state_hash = states.state_hash(state)
         if state_hash != jump.result.state_hash:
             raise VerificationFailed("state does not have the acknowledged hash", where="jump")
-        _, _, result_hash = result_checks.result_digests(jump.result)
+        _, _, result_hash = published.result_digests(jump.result)
         context = jump.result.context
         accepted = records.ResultAccepted(
             round=context.round,

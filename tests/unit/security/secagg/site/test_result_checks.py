@@ -15,6 +15,7 @@ from protos.loopback import Drop
 from security.secagg import messages, statements
 from security.secagg.context import SumVerdict
 from security.secagg.messages import Result
+from security.secagg.published import result_digests
 from security.secagg.records import UploadBound
 from security.secagg.site import result_checks
 from security.secagg.site.journal import AttemptMemory, Journal, NewestResult
@@ -96,7 +97,7 @@ def test_a_state_is_a_later_one_of_this_run_by_a_quorum(change: dict[str, Any]) 
 
 def memory() -> AttemptMemory:
     _, _, result = published()
-    kx, _, _ = result_checks.result_digests(result)
+    kx, _, _ = result_digests(result)
     ctx, own = result.context.ctx(), result.uploads[0].root
     upload = UploadBound(ctx=ctx, deals=result.deals, root=own, state_hash=ZERO, update=ZERO)
     return AttemptMemory(context=result.context, advert=result.adverts[0], kx=kx, upload=upload)
@@ -151,7 +152,7 @@ def test_every_opened_secret_is_the_committed_one(change: Callable[[Result], dic
 
 
 def signed(run: RecordedFederation, result: Result) -> Result:
-    _, _, digest = result_checks.result_digests(result)
+    _, _, digest = result_digests(result)
     return replace(result, signature=run.core.signer.sign(statements.result(digest)))
 
 
@@ -207,7 +208,7 @@ def test_one_acknowledgement_for_each_round_and_none_of_a_round_that_was_left() 
 
 def checked() -> tuple[RecordedFederation, CheckedHeader]:
     run, _, result = published()
-    kx, _, digest = result_checks.result_digests(result)
+    kx, _, digest = result_digests(result)
     return run, CheckedHeader(result, kx, digest)
 
 

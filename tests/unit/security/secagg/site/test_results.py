@@ -15,7 +15,7 @@ from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFai
 from protos.loopback import Drop
 from security.crypto.ring import FRAME_BYTES
 from security.identity.membership import AuditMode
-from security.secagg import certificate_checks, messages, records, statements
+from security.secagg import certificate_checks, messages, published, records, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate
 from security.secagg.context import SumVerdict
@@ -237,13 +237,13 @@ def test_a_result_header_with_a_fault_is_refused(change: str) -> None:
     if change == "signature":
         forged = replace(forged, signature=bytes(64))
     else:
-        _, _, result_hash = result_checks.result_digests(forged)
+        _, _, result_hash = published.result_digests(forged)
         forged = replace(forged, signature=run.core.signer.sign(statements.result(result_hash)))
     site = run.sites["site-00"].machine
     head, state = site.core.head, site.state
     publication = run.planned.attempts[0].publication
     assert publication is not None
-    _, _, result_hash = result_checks.result_digests(forged)
+    _, _, result_hash = published.result_digests(forged)
 
     def receive_all() -> None:
         site.receive(forged)
