@@ -7,7 +7,6 @@ knows the secret anyway, or on shares that are being opened.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, Literal
@@ -16,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lazaret.errors import LocalProtocolError
-from security import labels
-from security.crypto import encoding
 from security.rng import Randomness
 from security.secrets import Secret
 
@@ -93,12 +90,3 @@ def join(shares: Mapping[int, Secret], *, threshold: int) -> Secret:
     # The polynomial at zero is the sum of the shares, each times its Lagrange weight; addition is exclusive or.
     terms = _PRODUCT[values.reshape(threshold, SECRET_BYTES), weights]
     return Secret(np.bitwise_xor.reduce(terms, axis=0).tobytes())
-
-
-def share_hash(share: Secret, *, kx: bytes, dealer: str, holder: str, kind: ShareKind) -> bytes:
-    """Hash one whole share, so that a wrong one is blamed on the holder that sends it.
-
-    A hash covers all 32 bytes at once: a hash of single bytes could be inverted by trying all values.
-    """
-    ends = encoding.text(dealer) + encoding.text(holder) + encoding.text(kind)
-    return hashlib.sha256(labels.SHARE + kx + ends + encoding.tlv(share.reveal())).digest()

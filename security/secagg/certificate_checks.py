@@ -1,16 +1,18 @@
 """What makes a certificate valid: distinct members, enough of them, each signature over the right statement.
 
 Sections are those of docs/spec/secure-aggregation.md. There are four kinds: agreements of `t` members on one set,
-aborts of `a` members, the exact repeat of a certified set, and acknowledgements that cover a result. Proofs of fraud
-and the sharing of work in an audit are here too, because both sides need them.
+aborts of `a` members, the exact repeat of a certified set, and acknowledgements that cover a result. Proofs of fraud,
+disputes about share boxes and the sharing of work in an audit are here too, because both sides need them. One function
+for each rule, called by name, so that a test can switch off exactly one.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from lazaret.errors import VerificationFailed
+from lazaret.errors import PolicyViolation, VerificationFailed
 from security.crypto import key_agreement, merkle, shamir
 from security.crypto.encoding import text, u64
 from security.identity.membership import AggregationPolicy, AuditMode
@@ -30,6 +32,7 @@ from security.secagg.certificates import (
     Vote,
 )
 from security.secagg.context import RoundContext
+from security.secagg.messages import Accusation, DealtShare
 from security.secagg.thresholds import Thresholds
 from security.secrets import Secret
 
@@ -194,7 +197,7 @@ def check_share_hash(share: Secret, *, kx: bytes, dealer: str, holder: str, kind
     :param kind: which of the two secrets it belongs to; the hashes differ, so that one cannot pass for the other.
     """
     letter: shamir.ShareKind = "b" if kind is Opened.SEED else "s"
-    if shamir.share_hash(share, kx=kx, dealer=dealer, holder=holder, kind=letter) != expected:
+    if hashes.share_hash(share, kx=kx, dealer=dealer, holder=holder, kind=letter) != expected:
         raise VerificationFailed("share is not the one that was dealt", where=f"dealer {dealer}")
 
 
@@ -308,3 +311,61 @@ def link_after(policy: AggregationPolicy, result: bytes, check: CheckCertificate
 def audit_rank(result: bytes, chunk: int, site: str) -> bytes:
     """The order in which sites are assigned to a chunk. It only spreads work; safety needs c + 1 of them."""
     return hashlib.sha256(result + u64(chunk) + text(site)).digest()
+
+
+# Disputes about a share box (section 11). A holder whose box is wrong accuses its dealer, and the dealer publishes the
+# shares of that holder. No key is revealed, and nobody is left out.
+
+
+def dealt_leaf(kx: bytes, dealer: str, holder: Advert, line: DealtShare) -> bytes:
+    """What a dealer signs for one holder; the holder's key is part of it."""
+    return hashes.share_leaf(
+        kx,
+        dealer=dealer,
+        holder=holder.site,
+        b_hash=line.b_hash,
+        s_hash=line.s_hash,
+        box=line.box,
+        pair=line.pair,
+        kem_key=holder.mask_kem,
+    )
+
+
+def check_dealt_shares(
+    shares: tuple[Secret, Secret], line: DealtShare, *, kx: bytes, dealer: str, holder: str
+) -> None:
+    """These are the shares whose hashes the dealer signed. If a box holds others, the dealer is accused; if its answer
+    does, it is convicted (section 11)."""
+    for share, kind, expected in zip(shares, (Opened.SEED, Opened.MASK_KEY), (line.b_hash, line.s_hash), strict=True):
+        check_share_hash(share, kx=kx, dealer=dealer, holder=holder, kind=kind, expected=expected)
+
+
+def check_pair(context: RoundContext, dealer: Advert, holder: str, pair: Secret | None) -> None:
+    """A later member has the secret that the dealer's advert names for it, an earlier one has none (section 4)."""
+    later = context.position(holder) > context.position(dealer.site)
+    if later != (pair is not None):
+        raise VerificationFailed("a secret of the pair is missing, or one too many", where=f"dealer {dealer.site}")
+    if pair is not None and not pair_opens(context, dealer, holder, pair):
+        raise VerificationFailed("secret of the pair is not the one in the advert", where=f"dealer {dealer.site}")
+
+
+def check_accusation(policy: AggregationPolicy, context: RoundContext, kx: bytes, accusation: Accusation) -> None:
+    """The holder itself asks for its shares. The coordinator alone could ask for those of everybody, and open both
+    secrets of the dealer."""
+    if accusation.kx != kx or not {accusation.site, accusation.dealer} <= set(context.sites):
+        raise VerificationFailed("accusation is of another attempt", where=f"site {accusation.site}")
+    if accusation.site == accusation.dealer:
+        raise VerificationFailed("a site cannot accuse itself", where=f"site {accusation.site}")
+    statement = statements.accuse(accusation.kx, accusation.dealer)
+    statements.verify(policy.entry(accusation.site), statement, accusation.signature)
+
+
+def check_disclosures(context: RoundContext, disclosed: Collection[str]) -> None:
+    """Published shares and those of c colluders together stay below the t that open a secret (section 2)."""
+    if len(set(disclosed)) + context.c >= context.t:
+        raise PolicyViolation("more shares of this site are disputed than may be published", where="accusation")
+
+
+def still_secret(certificate: AbortCertificate, disclosed: Collection[str]) -> AbortCertificate:
+    """The aborts that keep a share of a site secret: not those of holders whose share is public (section 11)."""
+    return replace(certificate, lines=tuple(line for line in certificate.lines if line.site not in disclosed))

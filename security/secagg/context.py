@@ -18,9 +18,11 @@ from typing import Annotated, Final
 from lazaret.errors import CodecError
 from security import labels
 from security.crypto import encoding
+from security.crypto.shamir import ShareKind
 from security.secagg import fields
 from security.secagg.fields import Count, Digest, Many, Nested, SiteId, SiteIds, Wire
 from security.secagg.thresholds import Thresholds
+from security.secrets import Secret
 
 PROTOCOL_VERSION = 1
 
@@ -140,6 +142,15 @@ def commitment(ctx: bytes, site: str, seed: bytes) -> bytes:
 def pair_hash(ctx: bytes, site: str, peer: str, pair: bytes) -> bytes:
     """Fixes what a site adds to the mask key of a later one, before either has sent it."""
     return digest(labels.PAIR, ctx, encoding.text(site), encoding.text(peer), encoding.tlv(pair))
+
+
+def share_hash(share: Secret, *, kx: bytes, dealer: str, holder: str, kind: ShareKind) -> bytes:
+    """Hash one whole share, so that a wrong one is blamed on the holder that sends it.
+
+    A hash covers all 32 bytes at once: a hash of single bytes could be inverted by trying all values.
+    """
+    ends = encoding.text(dealer) + encoding.text(holder) + encoding.text(kind)
+    return digest(labels.SHARE, kx, ends, encoding.tlv(share.reveal()))
 
 
 def share_leaf(

@@ -14,11 +14,12 @@ from lazaret.errors import CodecError
 from protos import parse
 from protos.loopback import COORDINATOR
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Direction, Parcel, tag, varint
-from security.crypto import encoding, shamir, signing
+from security.crypto import encoding, signing
 from security.crypto.encoding import Reader
 from security.rng import CountedRandomness
 from security.secagg import context as hashes
 from security.secagg import messages
+from security.secagg.context import share_hash
 from security.secagg.fields import Wire
 from security.secrets import Secret
 from tests.support.evil import evil
@@ -37,7 +38,7 @@ def all_bytes() -> list[tuple[str, bytes]]:
     for one, other in product(NAMES, NAMES):
         pair = f"{one}/{other}"
         found += [
-            (f"share {pair}", shamir.share_hash(share, kx=KX, dealer=one, holder=other, kind="b")),
+            (f"share {pair}", share_hash(share, kx=KX, dealer=one, holder=other, kind="b")),
             (f"leaf {pair}", hashes.share_leaf(KX, dealer=one, holder=other, **LINE)),
             (f"pair {pair}", hashes.pair_hash(KX, one, other, KX)),
             (f"accuse {pair}", signing.statement(b"accuse\0", one, KX, other.encode())),

@@ -13,13 +13,12 @@ import pytest
 
 from security.clock import ManualClock
 from security.crypto.prg import Words
-from security.secagg import fixed_point, messages, statements
+from security.secagg import certificate_checks, fixed_point, messages, statements
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.disputes import Disputes
 from security.secagg.coordinator.rounds import BlameBook
 from security.secagg.coordinator.uploads import Timeouts
 from security.secagg.effects import Effects
-from security.secagg.site import dispute_checks
 from tests.support import cheats
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_safe, evil
 from tests.support.secagg_world import reference_sum, small_layout
@@ -337,6 +336,6 @@ def test_only_the_holder_itself_can_ask_for_its_share_twin(
     """Without the holder's signature every share would do, and the limit is all that is left of the threshold."""
     silence: Callable[..., None] = lambda *_args, **_named: None  # noqa: E731 - a rule that is not there
     for rule in off:
-        monkeypatch.setattr(dispute_checks, rule, silence)
+        monkeypatch.setattr(certificate_checks, rule, silence)
     run = asked_for_everything()
     (assert_recovered if "check_disclosures" in off else assert_safe)(run)

@@ -14,7 +14,7 @@ from security.crypto.prg import Words
 from security.secagg import context as hashes
 from security.secagg import messages
 from security.secagg.certificates import Advert
-from security.secagg.context import RoundContext
+from security.secagg.context import RoundContext, share_hash
 from security.secagg.fields import Wire
 from security.secagg.layout import Layout
 from security.secagg.site.attempt import SHARE_BYTES
@@ -64,7 +64,7 @@ class Spoils:
         for (listed, dealer), made in self.lists.items():
             for line in (shares.shares[at] for shares in made if listed == kx):
                 for kind, expected in (("b", line.b_hash), ("s", line.s_hash)):
-                    if shamir.share_hash(share, kx=kx, dealer=dealer, holder=holder, kind=kind) == expected:  # type: ignore[arg-type]
+                    if share_hash(share, kx=kx, dealer=dealer, holder=holder, kind=kind) == expected:  # type: ignore[arg-type]
                         self.shares.setdefault((kx, dealer, kind), {})[at + 1] = share
 
     def _open_boxes(self, kx: bytes) -> None:

@@ -16,7 +16,7 @@ from security.log import egress
 from security.secagg import certificate_checks, fixed_point
 from security.secagg import context as contexts
 from security.secagg.certificates import Advert, Opened
-from security.secagg.context import CohortMember, EarlierSum, RepeatOf, RoundContext
+from security.secagg.context import CohortMember, EarlierSum, RepeatOf, RoundContext, share_hash
 from security.secagg.coordinator.unmasking import OpenedByQuorum
 from security.secagg.layout import Layout
 from security.secagg.published import opened_masks
@@ -107,7 +107,7 @@ def test_deals(case: Case) -> None:
         leaves = []
         for index, holder in enumerate(case["parties"]):
             ends = {"kx": kx, "dealer": dealer["site"], "holder": holder["site"]}
-            hashes = {f"{kind}_hash": shamir.share_hash(shares[kind][index], **ends, kind=kind) for kind in ("b", "s")}
+            hashes = {f"{kind}_hash": share_hash(shares[kind][index], **ends, kind=kind) for kind in ("b", "s")}
             box = unhex(dealer["deal"]["boxes"][holder["site"]])
             sealed = {"pair": unhex(dealer["deal"]["pairs"][holder["site"]])}
             sealed["kem_key"] = unhex(holder["advert"]["mask_kem"])

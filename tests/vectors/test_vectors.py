@@ -19,7 +19,7 @@ from security.crypto import aead, key_agreement, prg, shamir
 from security.crypto.key_agreement import HybridPair, KeyPair
 from security.crypto.signing import SigningKey, VerifyKey, statement
 from security.secagg import fixed_point
-from security.secagg.context import SumVerdict
+from security.secagg.context import SumVerdict, share_hash
 from security.secagg.layout import Layout
 from security.secagg.state import MovementRule, next_state, state_hash
 from security.secrets import Secret
@@ -134,7 +134,7 @@ def test_shares(case: Case) -> None:
     joined = shamir.join({x: dealt[x - 1] for x in case["subset"]}, threshold=threshold)
     assert joined == secret(case["secret"])
     for kind in ("b", "s"):
-        made = shamir.share_hash(dealt[0], kx=unhex(case["kx"]), dealer="12", holder="3", kind=kind)
+        made = share_hash(dealt[0], kx=unhex(case["kx"]), dealer="12", holder="3", kind=kind)
         assert made.hex() == case[f"hash_{kind}"]
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from lazaret.errors import VerificationFailed
-from security.secagg import records, statements
+from security.secagg import certificate_checks, records, statements
 from security.secagg.coordinator.uploads import CoordinatorCore, Dealing
 from security.secagg.effects import ANSWERED, Blamed, Effects, Persist, Send
 from security.secagg.messages import Accusation, Disclosure
-from security.secagg.site import dispute_checks
 from security.secrets import Secret
 
 Pair = tuple[str, str]  # accuser, dealer
@@ -44,7 +43,7 @@ class Disputes:
 
         :param over: the accuser waits for no answer any more: it has uploaded or aborted, or the step is over.
         """
-        dispute_checks.check_accusation(self._core.policy, self._dealing.context, self._dealing.kx, message)
+        certificate_checks.check_accusation(self._core.policy, self._dealing.context, self._dealing.kx, message)
         pair = message.site, message.dealer
         self.accused.add(pair)
         if pair in self.settled:
@@ -71,8 +70,8 @@ class Disputes:
         shares = Secret(message.b_share), Secret(message.s_share)
         pair = Secret(message.pair) if message.pair else None
         try:
-            dispute_checks.check_dealt_shares(shares, line, kx=dealing.kx, dealer=message.site, holder=holder)
-            dispute_checks.check_pair(dealing.context, dealing.adverts[message.site], holder, pair)
+            certificate_checks.check_dealt_shares(shares, line, kx=dealing.kx, dealer=message.site, holder=holder)
+            certificate_checks.check_pair(dealing.context, dealing.adverts[message.site], holder, pair)
         except VerificationFailed as error:
             raise WrongAnswer(error.message, where=error.where) from error
         self.settle(message)

@@ -5,13 +5,12 @@ clock of its own. In one attempt it records at most one AGREE, and after that RE
 it is sent (docs/spec/secure-aggregation.md, section 8). Keys, seeds and shares are never written to disk, except the
 one sealed answer that AGREE promises.
 
-Imported by: coordinator, protos, security.audit, security.secagg, security.secagg.coordinator, site_agent.
+Imported by: coordinator, protos, security.audit, security.secagg.coordinator, site_agent.
 
     machine         events in, effects out: routing, start, aborts, halts
     aggregation     one attempt from Plan to Unmask
     attempt         what is in memory during an attempt, and who the site is
     checks          the checks of C0 to C4, one function for each rule
-    dispute_checks  the checks of a dispute about a share box, for both sides
     earlier         what became of earlier attempts on the same model, before the next one
     differences     what several sums together tell of one site
     results         how a published result is taken over, audited and acknowledged

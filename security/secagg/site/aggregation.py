@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError, VerificationFailed
 from security.crypto import aead
+from security.secagg import certificate_checks, messages, records, statements
 from security.secagg import context as hashes
-from security.secagg import messages, records, statements
 from security.secagg.effects import Effects, SendUpload, in_order
 from security.secagg.records import AttemptOutcome
-from security.secagg.site import checks, differences, dispute_checks, entries
+from security.secagg.site import checks, differences, entries
 from security.secagg.site import earlier as attempts_before
 from security.secagg.site.attempt import OpenAttempt, PendingUpdate, SiteCore, unmask_message
 
@@ -227,11 +227,11 @@ class SiteAggregation:
     def accusation(self, message: messages.Accusation) -> Effects:
         """A holder says that its box is wrong: publish its shares, which no longer count as secret from here on."""
         attempt, core, holder = self._open(), self.core, message.site
-        dispute_checks.check_accusation(core.policy, attempt.context, attempt.kx, message)
+        certificate_checks.check_accusation(core.policy, attempt.context, attempt.kx, message)
         if message.dealer != core.site:
             raise RemoteProtocolError("another dealer is accused", where="accusation")
         known = core.journal.attempts[attempt.ctx].disclosed
-        dispute_checks.check_disclosures(attempt.context, {*known, holder})
+        certificate_checks.check_disclosures(attempt.context, {*known, holder})
         disclosed = None
         if holder not in known:
             disclosed = core.record(records.ShareDisclosed(ctx=attempt.ctx, holder=holder))

@@ -18,8 +18,8 @@ from security.crypto.prg import Words
 from security.crypto.ring import Packed, Ring
 from security.identity.membership import AggregationPolicy, Mandate
 from security.rng import Randomness
+from security.secagg import certificate_checks, statements
 from security.secagg import context as hashes
-from security.secagg import statements
 from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
 from security.secagg.effects import Persist
@@ -33,7 +33,7 @@ from security.secagg.messages import (
     Unmask,
     UploadHeader,
 )
-from security.secagg.site import checks, dispute_checks
+from security.secagg.site import checks
 from security.secagg.site.journal import Journal, NewestResult
 from security.secagg.statements import Signer
 from security.secrets import Secret
@@ -140,8 +140,8 @@ class OpenAttempt:
         return Shares(site=self.site, kx=self.kx, shares=dealt, signature=signature)
 
     def _deal_one(self, peer: Advert, b_share: Secret, s_share: Secret, randomness: Randomness) -> DealtShare:
-        b_hash = shamir.share_hash(b_share, kx=self.kx, dealer=self.site, holder=peer.site, kind="b")
-        s_hash = shamir.share_hash(s_share, kx=self.kx, dealer=self.site, holder=peer.site, kind="s")
+        b_hash = hashes.share_hash(b_share, kx=self.kx, dealer=self.site, holder=peer.site, kind="b")
+        s_hash = hashes.share_hash(s_share, kx=self.kx, dealer=self.site, holder=peer.site, kind="s")
         self.dealt[peer.site] = (b_share, s_share)
         if peer.site == self.site:
             self.held[self.site] = (b_share, s_share)
@@ -185,8 +185,8 @@ class OpenAttempt:
     def _take(self, dealer: str, shares: tuple[Secret, Secret], pair: Secret | None, line: DealtShare) -> None:
         """Keep what a dealer has for this site, if it is what the dealer signed for."""
         advert = self.adverts[self.context.position(dealer) - 1]
-        dispute_checks.check_dealt_shares(shares, line, kx=self.kx, dealer=dealer, holder=self.site)
-        dispute_checks.check_pair(self.context, advert, self.site, pair)
+        certificate_checks.check_dealt_shares(shares, line, kx=self.kx, dealer=dealer, holder=self.site)
+        certificate_checks.check_pair(self.context, advert, self.site, pair)
         self.held[dealer] = shares
         if pair is not None:
             self.pairs[dealer] = pair
@@ -261,7 +261,7 @@ def own_pairs(context: RoundContext, seed: Secret, site: str) -> dict[str, Secre
 def deal_leaves(kx: bytes, dealer: str, holders: Sequence[Advert], dealt: Sequence[DealtShare]) -> list[bytes]:
     """The Merkle leaves of a dealer's list."""
     return [
-        merkle.leaf_hash(dispute_checks.dealt_leaf(kx, dealer, holder, share))
+        merkle.leaf_hash(certificate_checks.dealt_leaf(kx, dealer, holder, share))
         for holder, share in zip(holders, dealt, strict=True)
     ]
 

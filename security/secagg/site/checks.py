@@ -18,7 +18,6 @@ from security.secagg.certificates import Advert, RepeatCertificate
 from security.secagg.context import PROTOCOL_VERSION, RoundContext
 from security.secagg.messages import Adverts, DeliveredShare, Plan, Quorum, SignedRoot
 from security.secagg.records import AttemptOutcome, ManifestSeen, UpdateBound
-from security.secagg.site import dispute_checks
 from security.secagg.site.journal import AttemptMemory, Journal, NewestResult
 
 # C1: the adverts of the cohort. From them follows KX, and from KX every mask key (section 4).
@@ -101,7 +100,7 @@ def check_delivered_path(
 ) -> None:
     """A line is in its dealer's signed list. If not, the coordinator changed it, and no dealer may be accused."""
     merkle.verify_inclusion(
-        leaf=merkle.leaf_hash(dispute_checks.dealt_leaf(kx, delivered.dealer, holder, delivered.share)),
+        leaf=merkle.leaf_hash(certificate_checks.dealt_leaf(kx, delivered.dealer, holder, delivered.share)),
         index=context.position(holder.site) - 1,
         size=context.n,
         path=delivered.path,
@@ -429,7 +428,7 @@ def check_dead(policy: AggregationPolicy, memory: AttemptMemory, plan: Plan) -> 
             "an earlier attempt that contains this update has neither an abort certificate nor an exact repeat",
             where="plan",
         )
-    counted = dispute_checks.still_secret(memory, certificate)
+    counted = certificate_checks.still_secret(certificate, memory.disclosed)
     certificate_checks.check_abort_certificate(policy, memory.context.sites, memory.context.thresholds, counted)
 
 

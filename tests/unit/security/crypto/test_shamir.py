@@ -9,6 +9,7 @@ import pytest
 from lazaret.errors import LocalProtocolError
 from security.crypto import shamir
 from security.rng import CountedRandomness, SystemRandomness
+from security.secagg.context import share_hash
 from security.secrets import Secret
 
 
@@ -64,5 +65,5 @@ def test_share_hashes_bind_attempt_dealer_holder_and_kind() -> None:
     share = Secret(bytes(32))
     base = {"kx": bytes(32), "dealer": "12", "holder": "3", "kind": "b"}
     changes: list[dict[str, object]] = [{}, {"kx": b"\1" * 32}, {"dealer": "1", "holder": "23"}, {"kind": "s"}]
-    hashes = {shamir.share_hash(share, **(base | change)) for change in changes}  # type: ignore[arg-type]
+    hashes = {share_hash(share, **(base | change)) for change in changes}  # type: ignore[arg-type]
     assert len(hashes) == 4

@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
-from security.secagg import messages, statements
+from security.secagg import certificate_checks, messages, statements
 from security.secagg.certificates import AbortCertificate, AbortLine, Signed
 from security.secagg.messages import Accusation
-from security.secagg.site import dispute_checks
-from security.secagg.site.journal import AttemptMemory
 from security.secrets import Secret
 from tests.support.evil import VICTIM, EvilCoordinator, evil
 
@@ -33,15 +31,15 @@ def test_a_later_member_has_the_secret_of_the_pair_and_an_earlier_one_none() -> 
     attempt = run.machine().aggregation.attempt
     assert attempt is not None
     context, advert, good = attempt.context, attempt.advert, attempt.pairs[OTHER]
-    dispute_checks.check_pair(context, advert, OTHER, good)
+    certificate_checks.check_pair(context, advert, OTHER, good)
     for holder, pair, match in ((OTHER, None, "missing"), (OTHER, Secret(bytes(32)), "not the one in the advert")):
         with pytest.raises(VerificationFailed, match=match):
-            dispute_checks.check_pair(context, advert, holder, pair)
+            certificate_checks.check_pair(context, advert, holder, pair)
     earlier = run.machine(OTHER).aggregation.attempt
     assert earlier is not None
-    dispute_checks.check_pair(context, earlier.advert, VICTIM, None)
+    certificate_checks.check_pair(context, earlier.advert, VICTIM, None)
     with pytest.raises(VerificationFailed, match="one too many"):
-        dispute_checks.check_pair(context, earlier.advert, VICTIM, good)
+        certificate_checks.check_pair(context, earlier.advert, VICTIM, good)
 
 
 def test_an_accusation_is_of_this_attempt_by_its_holder_against_another_member() -> None:
@@ -52,7 +50,7 @@ def test_an_accusation_is_of_this_attempt_by_its_holder_against_another_member()
         signature = run.sites[LIAR].machine.core.signer.sign(statements.accuse(over, dealer))
         return Accusation(site=site, kx=over, dealer=dealer, signature=signature)
 
-    dispute_checks.check_accusation(run.policy, context, kx, said())
+    certificate_checks.check_accusation(run.policy, context, kx, said())
     smaller = replace(context, n=3, members=context.members[1:])
     for wrong, members in (
         (said(over=bytes(32)), context),
@@ -61,23 +59,22 @@ def test_an_accusation_is_of_this_attempt_by_its_holder_against_another_member()
         (said(site=OTHER), context),
     ):
         with pytest.raises(VerificationFailed):
-            dispute_checks.check_accusation(run.policy, members, kx, wrong)
+            certificate_checks.check_accusation(run.policy, members, kx, wrong)
 
 
 def test_published_shares_and_those_of_colluders_stay_below_the_quorum() -> None:
     context = dealt().planned.attempts[-1].context
     assert (context.t, context.c) == (3, 1)
-    dispute_checks.check_disclosures(context, [OTHER, OTHER])
+    certificate_checks.check_disclosures(context, [OTHER, OTHER])
     with pytest.raises(PolicyViolation, match="more shares"):
-        dispute_checks.check_disclosures(context, [OTHER, LIAR])
+        certificate_checks.check_disclosures(context, [OTHER, LIAR])
 
 
 def test_aborts_of_holders_whose_share_is_public_keep_nothing_secret() -> None:
     run = dealt()
     context = run.planned.attempts[-1].context
     lines = tuple(AbortLine(site=site, code=1, signature=bytes(64)) for site in context.sites)
-    memory = AttemptMemory(context=context, advert=run.planned.attempts[-1].dealing.adverts[VICTIM], disclosed=(LIAR,))
-    left = dispute_checks.still_secret(memory, AbortCertificate(ctx=context.ctx(), lines=lines))
+    left = certificate_checks.still_secret(AbortCertificate(ctx=context.ctx(), lines=lines), (LIAR,))
     assert [line.site for line in left.lines] == [site for site in context.sites if site != LIAR]
 
 
