@@ -15,6 +15,7 @@ from security.secagg import certificate_checks, messages, statements
 from security.secagg import context as hashes
 from security.secagg.certificates import NamedRoot, RepeatCertificate
 from security.secagg.context import RepeatOf
+from security.secagg.coordinator.rounds import repeat_certificate
 from security.secagg.site import checks, differences
 from security.secagg.site.attempt import PendingUpdate
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
@@ -75,7 +76,7 @@ def repeat_of_a_set_nobody_certified(run: EvilCoordinator) -> None:
     """The set less the victim is claimed to be the one that was agreed to."""
     run.open_round()
     attempt = run.secretly()
-    certified = attempt.repeat_certificate()
+    certified = repeat_certificate(attempt)
     assert certified is not None
     roots = tuple(line for line in certified.roots if line.site != VICTIM)
     claimed = replace(certified, roots=roots)
@@ -106,7 +107,7 @@ def repeat_with_a_smaller_cohort(run: EvilCoordinator) -> None:
     """The right certificate, but the cohort is not the certified set."""
     run.open_round()
     attempt = run.secretly()
-    certified = attempt.repeat_certificate()
+    certified = repeat_certificate(attempt)
     assert certified is not None
     named = (RepeatOf(ctx=attempt.ctx, survivors=attempt.survivors_hash()),)
     run.secretly(others(run), repeats=[certified], context_repeats=named)
@@ -132,7 +133,7 @@ def test_a_repeat_is_of_this_attempts_keys_and_set(fault: str) -> None:
     run = evil(5, wide=False)
     run.open_round()
     attempt = run.secretly()
-    certified = attempt.repeat_certificate()
+    certified = repeat_certificate(attempt)
     assert certified is not None
     survivors = bytes(32)
     if fault == "under other keys":

@@ -19,6 +19,7 @@ from security.crypto.key_agreement import HybridPair, KeyPair
 from security.secagg import certificate_checks, messages, statements
 from security.secagg.certificates import PairFraud
 from security.secagg.context import SumVerdict
+from security.secagg.coordinator.rounds import repeat_certificate
 from security.secagg.site import checks
 from security.secagg.site.attempt import deal_root
 from security.secrets import Secret
@@ -168,7 +169,7 @@ def test_no_honest_dealer_can_be_convicted_of_a_wrong_secret() -> None:
     ):
         with pytest.raises(VerificationFailed):
             certificate_checks.check_pair_fraud(run.policy, attempt.context, claim)
-    certificate = attempt.repeat_certificate()
+    certificate = repeat_certificate(attempt)
     assert certificate is not None and certificate.cheats == {LIAR}
     certificate_checks.check_repeat_certificate(run.policy, attempt.context, certificate)
     elsewhere = replace(certificate, pair_frauds=(replace(proof, kx=bytes(32)),))

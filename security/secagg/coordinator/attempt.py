@@ -12,19 +12,15 @@ from typing import Any
 
 from lazaret.errors import RemoteProtocolError, VerificationFailed
 from security.secagg import context as hashes
-from security.secagg import groups, messages, records, statements
+from security.secagg import messages, records, statements
 from security.secagg.certificates import (
-    AbortCertificate,
-    AbortLine,
     Ack,
     Advert,
     CheckCertificate,
-    NamedRoot,
-    RepeatCertificate,
     Signed,
 )
 from security.secagg.coordinator.disputes import Disputes, WrongAnswer
-from security.secagg.coordinator.publication import Publication, build_result, spool_sum
+from security.secagg.coordinator.publication import Publication, publish
 from security.secagg.coordinator.unmasking import Opening
 from security.secagg.coordinator.uploads import CoordinatorCore, Dealing, Equivocation, Uploads, owed
 from security.secagg.effects import MISSING, SILENT, Blamed, Certified, Effects, Ended, Persist, Send
@@ -131,32 +127,9 @@ class CoordinatorAttempt:
         """Whether a byte of a masked vector may have left a site in this attempt."""
         return bool(self.dealing.deals)
 
-    def abort_certificate(self) -> AbortCertificate | None:
-        if len(self.aborts) < self.context.a:
-            return None
-        lines = [self.aborts[site] for site in self.context.sites if site in self.aborts]
-        return AbortCertificate(
-            ctx=self.ctx,
-            lines=tuple(AbortLine(site=line.site, code=line.code, signature=line.signature) for line in lines),
-        )
-
     def frees(self, site: str) -> bool:
         """Whether the aborts so far let this site use its update again."""
         return self.disputes.frees(site, self.aborts, self.context.a)
-
-    def repeat_certificate(self) -> RepeatCertificate | None:
-        """What an exact repeat needs: the certified set, and the proofs that made the repeat necessary."""
-        if self.quorum is None or self.survivors is None:
-            return None
-        return RepeatCertificate(
-            ctx=self.ctx,
-            kx=self.dealing.kx,
-            deals=self.dealing.deals,
-            roots=tuple(NamedRoot(site=line.site, root=line.root) for line in self.survivors.uploads),
-            agreements=self.quorum.agreements,
-            frauds=tuple(self.opening.frauds) if self.opening else (),
-            pair_frauds=tuple(self.opening.pair_frauds) if self.opening else (),
-        )
 
     # Small steps.
 
@@ -366,20 +339,12 @@ class CoordinatorAttempt:
             blamed = tuple(Blamed(site, "fraud") for site in self.opening.cheats)
             return (*blamed, *self._over(_E.FRAUD, "a dealer's shares are wrong"))
         policy, survivors = self.core.policy, self.opening.survivors
-        layout = policy.layout
         for part, group in zip(self.uploads.sums, policy.parts(self.context.sites), strict=True):
             masks = opened_masks(self.context, self.dealing.kx, survivors, secrets, group=group)
             part.unmask(masks, workers=self.core.workers)
-        total, rule, known = self.uploads.total(), policy.movement, self.core.movements
-        outcome = groups.outcome_of(
-            layout, policy.groups, self.model, total, survivors=survivors, rule=rule, movements=known
+        self.publication, outcome = publish(
+            self.core, self.dealing, self.survivors, self.quorum, secrets, self.uploads, self.model
         )
-        root = groups.sum_root(layout, total)
-        result = build_result(
-            self.core.signer, self.dealing, self.survivors, self.quorum, secrets, sum_root=root, outcome=outcome
-        )
-        spool_sum(self.core.spool, root, total, layout)
-        self.publication = Publication(policy, result, self.uploads, total)
         self.model, self.core.movements = outcome.state, outcome.movements
         self._go(_E.SUM_DONE)
         return self.publication.shown_to(self.context.sites, outcome)
@@ -473,17 +438,10 @@ class CoordinatorAttempt:
         self.missing = self.missing or tuple(site for site in self.context.sites if site not in there)
         closed = records.AttemptClosed(ctx=self.ctx, state=str(self.state), reason=reason.encode()[:64])
         strikes = tuple(Blamed(site, MISSING) for site in self.missing)
-        return (
-            self._persist(closed),
-            *strikes,
-            Ended(self.ctx, reason),
-            *self._to_all(self.abort_request(), self._still_open()),
-        )
-
-    def _still_open(self) -> list[str]:
-        """Sites that must close this attempt before they join the next one; those that agreed can wait for a repeat."""
+        # The others must close this attempt before they join the next one; those that agreed can wait for a repeat.
         settled = set(self.aborts) | (set(self.agreements) if self.state is _S.LOST else set())
-        return [site for site in self.context.sites if site not in settled]
+        asked = self._to_all(self.abort_request(), [site for site in self.context.sites if site not in settled])
+        return self._persist(closed), *strikes, Ended(self.ctx, reason), *asked
 
     # A site (re)connects.
 

@@ -18,9 +18,9 @@ from security.secagg import certificate_checks, groups, published, records, stat
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate, NamedRoot, Vote
 from security.secagg.coordinator.spool import Spool
-from security.secagg.coordinator.uploads import Dealing, Uploads
+from security.secagg.coordinator.uploads import CoordinatorCore, Dealing, Uploads
 from security.secagg.effects import Advanced, Effects, Persist, SaveState, Send, SendFrames
-from security.secagg.layout import Layout
+from security.secagg.layout import Layout, Vector
 from security.secagg.messages import ChunkRequest, Quorum, Result, SumFrame, Survivors
 from security.secagg.published import OpenedSecrets
 from security.secagg.statements import Signer
@@ -157,3 +157,29 @@ def read_sum(spool: Spool, root: bytes, layout: Layout, sums: int = 1) -> Words:
         data = spool.read(root, index)[: (place.stop - place.start) * layout.ring.word_bytes]
         total[place] = layout.ring.unpack(data)
     return total
+
+
+def publish(
+    core: CoordinatorCore,
+    dealing: Dealing,
+    survivors: Survivors,
+    quorum: Quorum,
+    secrets: OpenedSecrets,
+    uploads: Uploads,
+    model: Vector,
+) -> tuple[Publication, states.SumOutcome]:
+    """An unmasked sum becomes a signed result, and the next model: the sum is on disk first."""
+    policy, total = core.policy, uploads.total()
+    outcome = groups.outcome_of(
+        policy.layout,
+        policy.groups,
+        model,
+        total,
+        survivors=tuple(line.site for line in survivors.uploads),
+        rule=policy.movement,
+        movements=core.movements,
+    )
+    root = groups.sum_root(policy.layout, total)
+    result = build_result(core.signer, dealing, survivors, quorum, secrets, sum_root=root, outcome=outcome)
+    spool_sum(core.spool, root, total, policy.layout)
+    return Publication(policy, result, uploads, total), outcome

@@ -13,7 +13,7 @@ from typing import Any
 
 from lazaret.errors import PolicyViolation, RemoteProtocolError
 from security.secagg import messages, statements, thresholds
-from security.secagg.certificates import AbortCertificate, CheckCertificate, RepeatCertificate
+from security.secagg.certificates import AbortCertificate, AbortLine, CheckCertificate, NamedRoot, RepeatCertificate
 from security.secagg.context import PROTOCOL_VERSION, CohortMember, RepeatOf, RoundContext
 from security.secagg.coordinator import earlier
 from security.secagg.coordinator.attempt import CoordinatorAttempt
@@ -218,7 +218,7 @@ class CoordinatorRound:
         for attempt in self.attempts:
             if not (attempt.holds_uploads or (asked and attempt.dealing.kx)):
                 continue
-            aborted, certified = attempt.abort_certificate(), attempt.repeat_certificate()
+            aborted, certified = abort_certificate(attempt), repeat_certificate(attempt)
             if aborted is not None:
                 aborts.append(aborted)
             elif certified is not None:
@@ -346,3 +346,29 @@ class CoordinatorRound:
                 # Not the sites that answered first at S5: a quorum is enough there, and the slowest would never count.
                 for line in attempt.survivors.uploads:
                     self.book.took_part(line.site)
+
+
+def abort_certificate(attempt: CoordinatorAttempt) -> AbortCertificate | None:
+    """The proof that an attempt has ended without a sum, once enough of its members have signed that."""
+    if len(attempt.aborts) < attempt.context.a:
+        return None
+    lines = [attempt.aborts[site] for site in attempt.context.sites if site in attempt.aborts]
+    return AbortCertificate(
+        ctx=attempt.ctx,
+        lines=tuple(AbortLine(site=line.site, code=line.code, signature=line.signature) for line in lines),
+    )
+
+
+def repeat_certificate(attempt: CoordinatorAttempt) -> RepeatCertificate | None:
+    """What an exact repeat needs: the certified set, and the proofs that made the repeat necessary."""
+    if attempt.quorum is None or attempt.survivors is None:
+        return None
+    return RepeatCertificate(
+        ctx=attempt.ctx,
+        kx=attempt.dealing.kx,
+        deals=attempt.dealing.deals,
+        roots=tuple(NamedRoot(site=line.site, root=line.root) for line in attempt.survivors.uploads),
+        agreements=attempt.quorum.agreements,
+        frauds=tuple(attempt.opening.frauds) if attempt.opening else (),
+        pair_frauds=tuple(attempt.opening.pair_frauds) if attempt.opening else (),
+    )

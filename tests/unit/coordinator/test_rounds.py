@@ -12,7 +12,7 @@ from coordinator.phases import TURNS, PhaseChange, RunPhase, follow
 from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError
 from security.secagg import messages
 from security.secagg.certificates import Ack
-from security.secagg.coordinator.rounds import CoordinatorRound
+from security.secagg.coordinator.rounds import CoordinatorRound, abort_certificate
 from security.secagg.effects import Certified
 from security.secagg.relay import Decline
 from security.secagg.state import state_hash
@@ -272,7 +272,7 @@ def test_a_stop_in_mid_aggregation_waits_for_aborts(tmp_path, state):
         world.do_coordinator(world.engine.stop())
         assert attempt.state is _S.ABORTING and world.engine.aggregating
     reach(world, lambda engine: not engine.aggregating)
-    assert attempt.state is _S.DEAD and attempt.abort_certificate() is not None
+    assert attempt.state is _S.DEAD and abort_certificate(attempt) is not None
     begins_again(world)
 
 

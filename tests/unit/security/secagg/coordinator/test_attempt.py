@@ -15,7 +15,7 @@ from security.secagg.certificates import AbortCertificate, Ack, Advert, Opened
 from security.secagg.context import RepeatOf
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.recovery import restore_round
-from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound
+from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, abort_certificate
 from security.secagg.effects import Blamed, Ended, Send
 from security.secagg.fields import Wire
 from security.secagg.records import AttemptOutcome
@@ -248,7 +248,7 @@ def test_a_restarted_coordinator_remembers_ends_and_aborts() -> None:
     stored = {attempt.context.state_hash: run.model}
     found = restore_round(run.core, BlameBook(), run.coordinator_wal, lambda digest: stored[digest])
     assert found is not None and found.attempts[0].state is CoordinatorState.DEAD
-    assert found.attempts[0].abort_certificate() == attempt.abort_certificate()
+    assert abort_certificate(found.attempts[0]) == abort_certificate(attempt)
     assert restore_round(run.core, BlameBook(), [], lambda digest: stored[digest]) is None
     with pytest.raises(Exception, match="not a coordinator's record"):
         restore_round(
