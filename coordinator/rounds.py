@@ -109,10 +109,6 @@ class RoundEngine:
         """The round whose sum is, or was last, under check."""
         return self.check.round
 
-    @property
-    def auditing(self) -> bool:
-        return self.check.open
-
     # Starting, fresh or after a crash.
 
     def start(self, last_round: int, rebuilt: CoordinatorRound | None = None) -> Effects:
@@ -206,8 +202,7 @@ class RoundEngine:
         if self.phase is RunPhase.AGGREGATION and attempt is not None and site in attempt.context.sites:
             effects += self._settle(attempt.receive(site, hello))
         if self._ordering:
-            back = self.candidates.hold_back(waiting=False)
-            effects += self._orders({site, *(back & self.sites.silent)})
+            effects += self._orders({site, *(self.candidates.hold_back(waiting=False) & self.sites.silent)})
         return *effects, *self._look()
 
     def _close_there(self, site: str, open_ctx: bytes) -> Effects:
@@ -236,22 +231,14 @@ class RoundEngine:
             return self._pong(site, message)
         if isinstance(message, QUESTIONS):
             return self._about_sum(site, message)
-        if isinstance(message, messages.Abort) and (known := self._earlier(message.ctx)) is not None:
-            return *known.take(self.core.policy, message), *self._look()
+        if isinstance(message, messages.Abort):
+            for known in self._before:
+                if known.ctx == message.ctx:
+                    return *known.take(self.core.policy, message), *self._look()
         if self.previous is not None and self.previous.names(message):
             # An answer that came when enough others had answered.
             return *self.previous.receive(site, message), *self._changed_blame()
         return self._settle(self._round.attempt_of(message).receive(site, message))
-
-    def _earlier(self, ctx: bytes) -> EarlierAttempt | None:
-        return next((known for known in self._before if known.ctx == ctx), None)
-
-    def round_of(self, message: Wire) -> int | None:
-        """The round whose attempt a message of the aggregation names, for the privacy log."""
-        for known in (self.round, self.previous):
-            if known is not None and known.names(message):
-                return known.start.round
-        return None
 
     def _answer(self, site: str, message: messages.Ready | Decline) -> Effects:
         if self.round is None or message.round != self.round.start.round or self.phase is RunPhase.DONE:
@@ -438,8 +425,7 @@ class RoundEngine:
         good = published.result.verdict == SumVerdict.GOOD
         self.candidates.summed(published.survivors)
         self.model = attempt.model
-        self.completed += good
-        self._lost = 0
+        self.completed, self._lost = self.completed + good, 0
         self.check.watch(self._round)
         closed = CloseRound(self._round.start.round, PUBLISHED if good else VOID)
         if self.completed >= self.plan.rounds:

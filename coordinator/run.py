@@ -129,7 +129,7 @@ class Shell:
     def received(self, stream: Stream, arrived: Arrived) -> None:
         """A message of a site: into the log first, then to the engine."""
         message = arrived.message
-        self.books.arrived(arrived, round_number=self.engine.round_of(message))
+        self.books.arrived(arrived, round_number=self._round_of(message))
         try:
             if isinstance(message, ModelRequest):
                 self._send_model(stream, message)
@@ -197,7 +197,7 @@ class Shell:
     @property
     def next_run_due(self) -> bool:
         """Whether this run is over, its last sum checked, and another one waits."""
-        return self.engine.phase is RunPhase.DONE and not self.engine.auditing and bool(self.queue)
+        return self.engine.phase is RunPhase.DONE and not self.engine.check.open and bool(self.queue)
 
     def _say_hindrance(self) -> None:
         """A wait is said when it begins, while it lasts, and when it has ended."""
@@ -321,7 +321,7 @@ class Shell:
         match record:
             case records.UploadCounted(header=header):
                 stream = self.streams.get(header.site)
-                number = self.engine.round_of(header)
+                number = self._round_of(header)
                 if stream is not None and number is not None:
                     self.books.upload_complete(header.site, stream.session, header.root, round_number=number)
             case records.SurvivorsShown():
@@ -330,6 +330,13 @@ class Shell:
                 process.release_memory()  # what the uploads needed, before the sum is opened
             case records.ResultShown(result=result):
                 self.books.published(self._attempt_of(result.context.ctx()))
+
+    def _round_of(self, message: Wire) -> int | None:
+        """The round whose attempt a message of the aggregation names, for the privacy log."""
+        for known in (self.engine.round, self.engine.previous):
+            if known is not None and known.names(message):
+                return known.start.round
+        return None
 
     def _current(self) -> CoordinatorAttempt:
         return self._attempt_of(None)

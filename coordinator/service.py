@@ -322,7 +322,7 @@ class Service:
         """Whether nothing is left that could end now; after `patience` the rest has to wait for the next start."""
         engine = self.shell.engine
         # The check of a sum belongs to one roster: finished now, a newer manifest may be installed meanwhile.
-        checking = engine.auditing and bool(self.shell.streams)
+        checking = engine.check.open and bool(self.shell.streams)
         if not engine.aggregating and not checking:
             return True
         if not self._at_once and asyncio.get_running_loop().time() < patience:
@@ -366,7 +366,7 @@ class Service:
         if shell.results == self._witnessed_rounds or not shell.streams or shell.engine.aggregating:
             return
         self._unchecked_since = self._unchecked_since or now
-        if shell.engine.auditing and now < self._unchecked_since + CHECK_MS:
+        if shell.engine.check.open and now < self._unchecked_since + CHECK_MS:
             return
         self._witnessed_rounds, self._unchecked_since = shell.results, None
         shell.settle_receipts()

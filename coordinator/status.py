@@ -217,7 +217,7 @@ class RunPresence:
         lasting = {} if status["hindrance"] is None else {"stalled": status["hindrance"]}
         away = [site for site, state in status["sites"].items() if state == "away"]
         lasting |= {f"site-missing:{site}": f"{site} is not connected" for site in away}
-        if self._shell.engine.auditing:
+        if self._shell.engine.check.open:
             lasting["unchecked-sum"] = "the newest sum has no certificate (docs/operators.md)"
         now = self._shell.clock.mono_ms()
         self._since = {name: self._since.get(name, now) for name in lasting}

@@ -91,7 +91,7 @@ class Live:
         engine, clock = shell.engine, shell.clock
         aggregation = _aggregation(shell)
         waits = engine.phase in (RunPhase.TRAINING, RunPhase.PINGING)
-        previous = engine.previous if engine.auditing else None
+        previous = engine.previous if engine.check.open else None
         return cls(
             now_ms=clock.now_ms() // HOUR_MS * HOUR_MS,
             phase=engine.phase,

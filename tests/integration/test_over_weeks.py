@@ -153,7 +153,7 @@ def test_a_sum_is_checked_although_a_site_left_before_that(federation: WholeFede
     federation.run(lambda: federation.published == 1)
     for _ in range(8):
         federation.step()
-    assert federation.engine.auditing, "the sum of round 1 has no certificate yet"
+    assert federation.engine.check.open, "the sum of round 1 has no certificate yet"
     federation.world.authority.revoke("vienna", "left", now_ms=federation.world.now)
     federation.manifest = federation.world.publish()
     federation.kill("vienna")
@@ -250,7 +250,7 @@ def test_a_manifest_waits_for_the_check_of_the_newest_sum(federation: WholeFeder
         joined_by_command(federation)
     federation.deaf.clear()
     federation.start_hub()
-    federation.run(lambda: not federation.engine.auditing)
+    federation.run(lambda: not federation.engine.check.open)
     federation.kill_hub()
     joined_by_command(federation)
     federation.start_hub()
@@ -277,7 +277,7 @@ def test_a_manifest_that_came_beside_a_running_coordinator_waits_too(federation:
     identity.manifest_path.write_bytes((state / "log" / "manifest.json").read_bytes())
     federation.deaf.clear()
     federation.start_hub()
-    federation.run(lambda: not federation.engine.auditing)
+    federation.run(lambda: not federation.engine.check.open)
     federation.kill_hub()
     identity.manifest_path.write_bytes(newer)
     federation.start_hub()

@@ -347,7 +347,7 @@ class WholeFederation:
     def run_rounds(self, count: int) -> None:
         """So many more results, the last one checked."""
         wanted = self.published + count
-        self.run(lambda: self.published >= wanted and not self.engine.auditing)
+        self.run(lambda: self.published >= wanted and not self.engine.check.open)
 
     @property
     def engine(self):  # type: ignore[no-untyped-def]  # the engine's own type

@@ -122,11 +122,6 @@ class CoordinatorAttempt:
 
     # For the planning of the next attempt (section 8).
 
-    @property
-    def holds_uploads(self) -> bool:
-        """Whether a byte of a masked vector may have left a site in this attempt."""
-        return bool(self.dealing.deals)
-
     def frees(self, site: str) -> bool:
         """Whether the aborts so far let this site use its update again."""
         return self.disputes.frees(site, self.aborts, self.context.a)
@@ -259,8 +254,7 @@ class CoordinatorAttempt:
         if header is None:
             return ()
         self.disputes.withdraw(site)
-        counted = self._persist(records.UploadCounted(header=header))
-        return counted, *self._uploads_done()
+        return self._persist(records.UploadCounted(header=header)), *self._uploads_done()
 
     def _uploads_done(self) -> Effects:
         """Continue as soon as every member has uploaded or aborted."""

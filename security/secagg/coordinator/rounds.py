@@ -216,7 +216,7 @@ class CoordinatorRound:
         aborts, repeats = [], []
         asked = not self.core.policy.dp_active  # also by a site that has dealt shares only (section 10)
         for attempt in self.attempts:
-            if not (attempt.holds_uploads or (asked and attempt.dealing.kx)):
+            if not (may_hold_uploads(attempt) or (asked and attempt.dealing.kx)):
                 continue
             aborted, certified = abort_certificate(attempt), repeat_certificate(attempt)
             if aborted is not None:
@@ -237,7 +237,7 @@ class CoordinatorRound:
     def _cohort(self, ready: Collection[str], known: Collection[EarlierAttempt] = ()) -> list[str]:
         """All eligible sites; those that only missed a step come back before a round is lost."""
         policy = self.core.policy
-        used = [attempt for attempt in self.attempts if attempt.holds_uploads]
+        used = [attempt for attempt in self.attempts if may_hold_uploads(attempt)]
         # A site whose share is public may need more aborts than the others before its update is free again.
         listed = [site for site in ready if policy.lists(site) and all(attempt.frees(site) for attempt in used)]
         listed = [site for site in listed if all(attempt.frees(site, policy) for attempt in known)]
@@ -346,6 +346,11 @@ class CoordinatorRound:
                 # Not the sites that answered first at S5: a quorum is enough there, and the slowest would never count.
                 for line in attempt.survivors.uploads:
                     self.book.took_part(line.site)
+
+
+def may_hold_uploads(attempt: CoordinatorAttempt) -> bool:
+    """Whether a byte of a masked vector may have left a site in an attempt."""
+    return bool(attempt.dealing.deals)
 
 
 def abort_certificate(attempt: CoordinatorAttempt) -> AbortCertificate | None:

@@ -122,7 +122,7 @@ def test_a_sum_waits_for_its_check_until_the_certificate_is_there(tmp_path: Path
     for name in world.names:
         world.restart_site(name)
     for _ in range(5000):
-        if not world.engine.auditing:
+        if not world.engine.check.open:
             break
         if not world.step():
             world.clock.advance(300)
