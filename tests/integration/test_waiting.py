@@ -236,7 +236,7 @@ def test_hours_end_by_themselves(federation: WholeFederation) -> None:
 
 def test_hours_end_by_themselves_twin(federation: WholeFederation, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was: who has declined is not asked again as long as its stream stands."""
-    monkeypatch.setattr("coordinator.phases.Attendance.ask_again", lambda *_: [])
+    monkeypatch.setattr("coordinator.attendance.Attendance.ask_again", lambda *_: [])
     with pytest.raises(AssertionError, match="did not happen"):
         test_hours_end_by_themselves(federation)
 
