@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import rounds
+from coordinator import attendance
 from security.secagg.site import differences
 from tests.support.engine_world import EngineWorld
 
@@ -43,7 +43,7 @@ def test_who_left_together_comes_back_together(tmp_path: Path) -> None:
 
 
 def test_twin_who_comes_back_alone_is_shown_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "held_back", lambda *_, **__: set())
+    monkeypatch.setattr(attendance, "held_back", lambda *_, **__: set())
     sums, shown = after_an_outage(tmp_path)
     assert [len(found) for found in sums[:5]] == [9, 6, 7, 8, 9]
     assert min(shown.values()) > differences.ALARM_LEVERAGE
