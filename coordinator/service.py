@@ -19,7 +19,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.dashboard.server import Watch, open_dashboard
 from coordinator.ingress_log import Arrived
 from coordinator.run import Shell
-from coordinator.send_queue import Stream, Turns
+from coordinator.send_queue import SendTurn, Stream, Turns
 from coordinator.status import RunPresence
 from lazaret import process
 from lazaret.control import BY_SIGNAL, NEXT_RUN
@@ -245,19 +245,22 @@ class Service:
     async def _write(self, stream: Stream, context: Any) -> None:
         """Until the stream is closed; a message may be made only when its turn comes, and that can fail as well."""
         with self._sending.of_stream() as turn:
-            while True:
-                with self._own_work():
-                    message = await stream.next(turn)
-                if message is None:
-                    return
-                await self.deliver(stream, message, context)
-                del message  # a frame; the next one may be long in coming
+            while next_one := await self._next(stream, turn):
+                await self.deliver(stream, next_one.pop(), context)
+
+    async def _next(self, stream: Stream, turn: SendTurn) -> list[Wire]:
+        """The next message, in a list that is emptied to deliver it: with a hundred slow links, a hundred frames are on
+        their way for long, and nothing else may hold them in memory once they are encoded. Empty at the end."""
+        with self._own_work():
+            message = await stream.next(turn)
+        return [] if message is None else [message]
 
     async def deliver(self, stream: Stream, message: Wire, context: Any) -> None:
         """One message to one site; the one place where bytes leave."""
         with self._own_work():
             data = stream.encode(message, self.shell.books)
         self.shell.traffic.sent[type(message).__name__] += len(data)
+        del message
         await context.write(data)
 
     # The whole service.

@@ -242,6 +242,8 @@ class CoordinatorAttempt:
         if known is not None:
             return ()
         there = self.uploads.begin(header)
+        if all(self.uploads.header(member) for member in self.context.sites):
+            self.put_shares_away()
         return (Send(messages.UploadResume(kx=header.kx, next_frame=there), to=site),) if there else ()
 
     def _frame(self, site: str, frame: messages.UploadFrame) -> Effects:
@@ -277,15 +279,15 @@ class CoordinatorAttempt:
         if alive < self.context.t or small or (self.context.repeats and alive < self.context.n):
             return self._ask_aborts(_E.DROP)
         shown = self.survivors = self.uploads.survivors(self.dealing.kx, self.context.sites)
-        self.put_shares_away()
+        if len(shown.uploads) == self.context.n:
+            self.put_shares_away()
         self._go(_E.ENOUGH_UPLOADS)
         return self._persist(records.SurvivorsShown(survivors=shown)), *self._to_all(shown)
 
     def put_shares_away(self) -> None:
-        """From here on boxes are only for proofs against a dealer and for who has dropped out. They are on disk."""
-        if (load := self.core.load_deals) is not None and len(self.survivors.uploads if self.survivors else ()) == (
-            self.context.n
-        ):
+        """All members have their boxes, and have announced an upload. From here on boxes are only for proofs against a
+        dealer and for who has dropped out. They are on disk."""
+        if (load := self.core.load_deals) is not None:
             self.dealing.put_away(partial(load, self.context.round, self.dealing.kx))
 
     # S4 and S5.

@@ -132,10 +132,10 @@ class Publication:
 
 
 def sum_frames(result: bytes, words: Words, layout: Layout) -> Iterator[SumFrame]:
-    """A sum as it is sent."""
+    """A sum as it is sent. Between two frames none of them is held here: the way out may be slow."""
     for index in groups.sum_order(layout, len(words) // layout.words):
-        frame = layout.ring.pack(words[groups.frame_place(layout, index)])
-        yield SumFrame(result=result, index=index, data=frame.tobytes())
+        place = groups.frame_place(layout, index)
+        yield SumFrame(result=result, index=index, data=layout.ring.pack(words[place]).tobytes())
 
 
 def spool_sum(spool: Spool, root: bytes, total: Words, layout: Layout) -> None:

@@ -105,7 +105,8 @@ def _apply(attempt: CoordinatorAttempt, record: Wire) -> None:
             attempt.disputes.settle(record.disclosure)
         case records.SurvivorsShown():
             attempt.survivors = record.survivors
-            attempt.put_shares_away()
+            if len(record.survivors.uploads) == attempt.context.n:
+                attempt.put_shares_away()
             attempt.state = _S.AGREEING
         case records.QuorumShown():
             attempt.agreements = {line.site: line.signature for line in record.quorum.agreements}

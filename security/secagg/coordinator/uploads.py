@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -196,6 +197,8 @@ class Dealing:
 
         :param load: gives the lists again, if they are asked for.
         """
+        if self._away is not None:
+            return
         self.shares = {
             site: replace(shares, shares=tuple(replace(line, box=b"", pair=b"") for line in shares.shares))
             for site, shares in self.shares.items()
@@ -220,7 +223,7 @@ class Dealing:
             for site in self.context.sites
         )
         boxes = tuple(
-            DeliveredShare(dealer=dealer, share=self.shares[dealer].shares[index], path=self.path(dealer, holder))
+            DeliveredShare(dealer=dealer, share=self.whole(dealer).shares[index], path=self.path(dealer, holder))
             for dealer in self.context.sites
             if dealer != holder
         )
@@ -385,18 +388,15 @@ class Uploads:
         """One chunk of every upload, each with its path; ends early if the uploads were deleted in the meantime."""
         if not 0 <= chunk < self._layout.frames:
             raise RemoteProtocolError("there is no such chunk", where="audit")
-        for site in survivors:
-            try:
-                data = self._spool.read(spool_key(self.complete[site]), chunk)
-            except Gone:
-                return
-            yield ChunkPiece(
-                result=result,
-                chunk=chunk,
-                site=site,
-                data=data,
-                path=self._trees[site].inclusion_path(chunk),
-            )
+        with suppress(Gone):
+            for site in survivors:
+                yield self._piece(result, chunk, site)
+
+    def _piece(self, result: bytes, chunk: int, site: str) -> ChunkPiece:
+        data = self._spool.read(spool_key(self.complete[site]), chunk)
+        return ChunkPiece(
+            result=result, chunk=chunk, site=site, data=data, path=self._trees[site].inclusion_path(chunk)
+        )
 
     def discard(self) -> Discard:
         """Every file: after the acknowledgements, or when the attempt has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -11,7 +12,9 @@ from coordinator.attendance import ASK_AGAIN_MS, Attendance, held_back
 from coordinator.effects import CloseRound, Effects, OpenRound, StoreBlame
 from coordinator.phases import RunPhase
 from security.secagg import messages, records
+from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.effects import Blamed, Certified, Persist, Send
+from security.secagg.messages import UploadHeader
 from security.secagg.relay import Ping
 from tests.support.engine_world import EngineWorld
 
@@ -217,6 +220,25 @@ def test_a_round_that_needs_them_does_not_wait_for_a_batch(tmp_path: Path) -> No
     world.connect("site6")
     world.run(until=3)
     assert set(world.engine.chain.cohorts(most=1)[0]) == {*world.names[: world.engine.candidates.least - 1], "site6"}
+
+
+def test_boxes_leave_memory_when_the_last_site_announces_its_upload(tmp_path: Path) -> None:
+    world = WatchedWorld(tmp_path, rounds=2)
+    seen: list[tuple[int, bool]] = []
+    take = CoordinatorAttempt._header
+
+    def watched(attempt: CoordinatorAttempt, header: UploadHeader) -> Effects:
+        found = take(attempt, header)
+        announced = sum(attempt.uploads.header(site) is not None for site in attempt.context.sites)
+        lines = [line for shares in attempt.dealing.shares.values() for line in shares.shares]
+        seen.append((announced, any(line.box for line in lines)))
+        return found
+
+    with patch.object(CoordinatorAttempt, "_header", watched):
+        world.run(until=2)
+    everybody = len(world.names)
+    assert (everybody - 1, True) in seen
+    assert {boxes for announced, boxes in seen if announced == everybody} == {False}
 
 
 def test_boxes_are_on_disk_alone_once_all_have_uploaded(tmp_path: Path) -> None:
