@@ -98,6 +98,9 @@ class Service:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of this protocol")
         except Stopping:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator has to stop")
+        except grpc.aio.InternalError as error:
+            # The line broke while we wrote, before gRPC cancelled the call: it would print a traceback of ours.
+            raise asyncio.CancelledError from error
 
     async def _talk(self, stream: Stream, context: Any) -> None:
         """Both ways at once, until one of them ends, or nothing is read any more."""
