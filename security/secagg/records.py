@@ -132,12 +132,14 @@ class SumSeen(Wire):
     """A sum that exists, or may exist: the sites in it, and the model that their updates were trained on.
 
     :ivar ctx: the attempt in which this site has released shares for it, until it is known what became of it.
+    :ivar shown_by: the certificate of the coordinator that has shown what became of its attempt: its plans list it.
     """
 
     round: Count
     state_hash: Digest
     sites: SiteIds
     ctx: Digest = bytes(32)
+    shown_by: Digest = bytes(32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

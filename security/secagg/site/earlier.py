@@ -26,7 +26,9 @@ def check_earlier_attempts(policy: AggregationPolicy, journal: Journal, plan: Pl
     """
     if policy.dp_active:
         return ()  # the noise that was booked covers every release, whatever it is combined with
-    return tuple(_settled(policy, memory, plan) for memory in journal.unsettled(plan.context.state_hash))
+    # A coordinator that the consortium has put in the place of a lost one has no records of its attempts.
+    cert, unsettled = policy.coordinator.cert, journal.unsettled(plan.context.state_hash)
+    return tuple(_settled(policy, memory, plan) for memory in unsettled if memory.context.coordinator_cert == cert)
 
 
 def _settled(policy: AggregationPolicy, memory: AttemptMemory, plan: Plan) -> AttemptSettled:
@@ -51,7 +53,7 @@ def _settled(policy: AggregationPolicy, memory: AttemptMemory, plan: Plan) -> At
 def check_sums_listed(
     policy: AggregationPolicy, journal: Journal, context: RoundContext, settled: tuple[AttemptSettled, ...]
 ) -> None:
-    """Every sum on this model that this site knows of is in the context: other members may not know of it."""
+    """Every sum on this model that this site was shown by certificate is in the context: others may not know of it."""
     if policy.dp_active:
         return
     listed = {(found.round, found.sites) for found in context.sums}
@@ -60,7 +62,7 @@ def check_sums_listed(
         (seen.round, seen.sites)
         for seen in journal.sums
         if seen.state_hash == context.state_hash
-        and not any(seen.ctx)  # otherwise it is of an attempt whose end was asked for
+        and seen.shown_by == policy.coordinator.cert
         and not journal.set_aside(context.state_hash, seen.round)
     }
     if not known <= listed:

@@ -215,13 +215,14 @@ class Journal:
         self.uploaded.add(digest)
 
     def _count_sum(
-        self, number: int, state_hash: bytes, sites: tuple[str, ...], ctx: bytes = bytes(32)
+        self, number: int, state_hash: bytes, sites: tuple[str, ...], ctx: bytes = bytes(32), by: bytes = bytes(32)
     ) -> None:
         """One sum counts once. What is only released in the attempt `ctx` may yet turn out to have none."""
-        seen = records.SumSeen(round=number, state_hash=state_hash, sites=sites, ctx=ctx)
+        seen = records.SumSeen(round=number, state_hash=state_hash, sites=sites, ctx=ctx, shown_by=by)
         for at, known in enumerate(self.sums):
-            if replace(known, ctx=ctx) == seen:
-                self.sums[at] = known if any(ctx) else seen
+            if (known.round, known.state_hash, known.sites) == (number, state_hash, sites):
+                certain = seen if any(by) else replace(known, ctx=ctx)
+                self.sums[at] = known if any(ctx) else certain
                 return
         self.sums = [*self.sums, seen][-records.MAX_SUMS :]
 
@@ -229,7 +230,8 @@ class Journal:
         self._change(record.ctx, settled=record.sites)
         memory = self.attempts.get(record.ctx)
         if record.sites and memory is not None:
-            self._count_sum(memory.context.round, memory.context.state_hash, record.sites)
+            context = memory.context
+            self._count_sum(context.round, context.state_hash, record.sites, by=context.coordinator_cert)
         elif not record.sites:
             self.sums = [seen for seen in self.sums if seen.ctx != record.ctx]
 

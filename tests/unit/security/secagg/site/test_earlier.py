@@ -57,6 +57,17 @@ def test_the_set_of_an_attempt_is_shown_once_and_its_sum_stays_listed() -> None:
     assert run.run_round(updates(run, 3)).total is not None
 
 
+def test_a_coordinator_in_the_place_of_a_lost_one_is_asked_for_nothing() -> None:
+    """The consortium has named it in a manifest. What this site knows of, it still compares with by itself."""
+    run = after_a_void_sum()
+    plan = replace(next_plan(run), repeats=())
+    other = replace(run.policy, coordinator=replace(run.policy.coordinator, cert=b"another".ljust(32)))
+    assert earlier.check_earlier_attempts(other, journal(run), plan) == ()
+    earlier.check_sums_listed(other, journal(run), _with(plan, ()), ())
+    with pytest.raises(PolicyViolation, match="would show the update of one site"):
+        differences.check_same_state_sums(other, journal(run), _with(plan, ()), ALL[1:])
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_it_is_asked_for_until_it_was_shown_also_after_a_restart(restart: bool) -> None:
     run = after_a_void_sum()
@@ -109,9 +120,15 @@ def test_a_set_that_was_shown_has_to_be_listed() -> None:
     for sums in ((), (EarlierSum(round=2, sites=ALL),), (EarlierSum(round=1, sites=ALL[1:]),)):
         with pytest.raises(PolicyViolation, match="leaves out a sum"):
             earlier.check_sums_listed(run.policy, Journal(attempts=journal(run).attempts), _with(plan, sums), settled)
-        # Without a certificate too, if the sum was accepted.
-        with pytest.raises(PolicyViolation, match="leaves out a sum"):
-            earlier.check_sums_listed(run.policy, journal(run), _with(plan, sums), ())
+        # In later plans too, also after a restart; not by another coordinator, which has not shown it.
+        shown = Journal.replay(run.sites["site-00"].wal)
+        for end in settled:
+            shown.apply(end)
+        for known in (shown, Journal.replay(shown.compacted(done_round=1))):
+            with pytest.raises(PolicyViolation, match="leaves out a sum"):
+                earlier.check_sums_listed(run.policy, known, _with(plan, sums), ())
+            other = replace(run.policy, coordinator=replace(run.policy.coordinator, cert=b"another".ljust(32)))
+            earlier.check_sums_listed(other, known, _with(plan, sums), ())
 
 
 def _with(plan: messages.Plan, sums: tuple[EarlierSum, ...]) -> Any:
