@@ -13,17 +13,20 @@ from collections import Counter
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.evidence_rows import REFERENCES, collect
+from benchmarks.evidence_rows import REFERENCES, collect, with_npr
 from benchmarks.evidence_tables import (
     alike_table,
     choices,
     chosen,
+    control_lines,
+    fine_section,
+    fixed_rate_line,
     interval,
     main_table,
+    pairs,
     predictor_table,
     rate_table,
     spread_of_cells,
-    tuned_line,
     tuned_tables,
     why,
 )
@@ -36,6 +39,8 @@ from npr.methods.fedrep import RepOptions
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "ham10000" / "five-folds"
 RATES, TUNED = RESULTS.with_name("learning-rate"), RESULTS.with_name("tuned")
+# The run in which every method's rate is chosen in every fold, and sites may fine-tune the last model.
+FINE = RESULTS.with_name("fine-tuned")
 PAGE, PLOT = ROOT / "docs" / "evidence.md", ROOT / "docs" / "images" / "evidence-forest.png"
 README, TEMPLATE = ROOT / "README.md", ROOT / "benchmarks" / "evidence.template.md"
 MARK = "<!-- evidence: made by benchmarks/evidence.py -->"
@@ -55,7 +60,7 @@ WANTED = (
 
 def headline(content):
     """Three sentences for the README, whatever the figures say: the verdict, the differences, the predictor."""
-    ours = [c for c in content["comparisons"] if c["model"] == CHOSEN and c["variant"].startswith("fednpr")]
+    ours = [c for c in content["comparisons"] if c["model"] == CHOSEN and with_npr(c["variant"])]
     best = {}
     for reference in REFERENCES:
         mine = [c for c in ours if c["against"] == reference]
@@ -66,7 +71,7 @@ def headline(content):
     names = {"fedavg": "FedAvg", "fedper": "FedPer"}
     gaps = [
         f"`{c['variant']}` minus {names[reference]} is {interval(c['pooled_recall'], '+')} points of pooled recall and "
-        f"{interval(c['mean_bacc'], '+')} of mean-over-sites bACC ({c['cells']} pairs)"
+        f"{interval(c['mean_bacc'], '+')} of mean-over-sites bACC ({pairs(c)})"
         for reference, c in best.items()
     ]
     # Only what the validation side prefers may lead: one of many variants is ahead on the test images by chance.
@@ -105,17 +110,21 @@ def predicting(content, best):
     return f"; the predictor was most often {predictor} ({times} of {found.total()} choices)"
 
 
+def verdict(content):
+    """The headline of the run that chose the rates, what the same options give without NPR, and the run at one rate."""
+    fine = read_results(FINE)
+    return "\n".join([headline(fine), *control_lines(fine), fixed_rate_line(content)])
+
+
 def readme_block(content):
-    """What the README carries: the verdict, and what a chosen learning rate does to it."""
-    rate = tuned_line(read_results(TUNED)) if TUNED.exists() else ""
-    return "\n".join([MARK, headline(content), *([rate] if rate else []), POINTER, END])
+    return "\n".join([MARK, verdict(content), POINTER, END])
 
 
 def goal_checks(content):
     """For each FedNPR variant that has intervals against both references: the parts of the goal, met or not."""
     ours = {(c["variant"], c["against"]): c for c in content["comparisons"] if c["model"] == CHOSEN}
     found = {}
-    for variant in dict.fromkeys(name for name, _ in ours if name.startswith("fednpr")):
+    for variant in dict.fromkeys(name for name, _ in ours if with_npr(name)):
         first, second = ours.get((variant, "fedavg")), ours.get((variant, "fedper"))
         if first and second and len(first["pooled_recall"]) == len(second["pooled_recall"]) == 3:
             found[variant] = {
@@ -128,9 +137,14 @@ def goal_checks(content):
 
 
 def goal(content):
+    """Of the rows with the most cells: one cell is ahead or behind by chance."""
     cells = {row["variant"]: row["cells"] for row in content["summary"] if row["kind"] == CHOSEN}
+    found = goal_checks(content)
+    most = max((cells[variant] for variant in found), default=0)
     lines = []
-    for variant, checks in goal_checks(content).items():
+    for variant, checks in found.items():
+        if cells[variant] < most:
+            continue
         answers = "; ".join(f"{text}: **{'yes' if met else 'no'}**" for text, met in checks.items())
         lines.append(f"- `{variant}` ({cells[variant]} cell{'s' * (cells[variant] > 1)}): {answers}.")
     return "\n".join(lines) or "No variant has cells in common with both references yet."
@@ -148,21 +162,24 @@ def again(content):
 
 
 def page(content):
+    fine = read_results(FINE)
     settings, data = content["settings"], content["settings"]["data"]
     seeds = sorted({cell["seed"] for cell in content["cells"]})
     folds = sorted({str(cell["fold"]) for cell in content["cells"]})
     found = {row["variant"] for row in content["summary"]}
     missing = [f"`{name}`" for name in WANTED if name not in found]
     waiting = [f"`{key}`" for key in content["not_run"]]
-    pairs = [c for c in content["comparisons"] if c["model"] == CHOSEN]
-    most = max((c["cells"] for c in pairs), default=0)
-    resolvable = [c["resolvable"] for c in pairs if c["resolvable"] and c["cells"] == most]
+    compared = [c for c in content["comparisons"] if c["model"] == CHOSEN]
+    most = max((c["cells"] for c in compared), default=0)
+    resolvable = [c["resolvable"] for c in compared if c["resolvable"] and c["cells"] == most]
     smallest = f"{min(resolvable):.1f} to {max(resolvable):.1f}" if resolvable else "not known"
     train = ", ".join(f"`{key} = {value}`" for key, value in settings["train"].items()) or "the defaults"
     return TEMPLATE.read_text().format(
         mark=MARK,
-        headline=headline(content),
-        goal=goal(content),
+        headline=verdict(content),
+        goal=goal(fine),
+        goal_fixed=goal(content),
+        fine=fine_section(fine),
         source=data["source"],
         size=data["image_size"],
         fold_count=data["folds"],
@@ -181,7 +198,6 @@ def page(content):
         alike_table=alike_table(content),
         predictor_table=predictor_table(content),
         rate_table=rate_table(read_results(RATES)) if RATES.exists() else "Not tried yet.",
-        tuned_line=tuned_line(read_results(TUNED)) if TUNED.exists() else "",
         tuned=tuned_tables(read_results(TUNED) if TUNED.exists() else None),
         spread=spread_of_cells(content),
         why=why(content),

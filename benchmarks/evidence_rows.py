@@ -79,13 +79,32 @@ def _same(one, other):
 def comparisons(cells, load):
     """Paired differences of all rows against each reference: chosen with chosen, then the same model and predictor."""
     found = []
-    for reference in REFERENCES:
-        for row in rows_of(cells):
+    rows = rows_of(cells)
+    for row in rows:
+        for reference in references_of(row.variant):
             other = TableRow(reference, row.kind, row.predictor)
-            if row.variant == reference or other not in rows_of(cells):
+            if row.variant == reference or other not in rows:
                 continue
             difference = compare(row, other, cells, load)
             if difference:
                 found.append({"row": row.name, "variant": row.variant, "model": row.kind, "predictor": row.predictor,
                               "against": reference, **difference})
     return found
+
+
+def references_of(variant):
+    """What a row is compared with: the references and, of a FedNPR row with options, the same options without NPR.
+
+    Without that one, what fine-tuning gives would be taken for what the regulariser gives.
+    """
+    return tuple(dict.fromkeys((*REFERENCES, without_npr(variant))))
+
+
+def without_npr(variant):
+    """`fedavg[finetune_epochs=5]` for `fednpr[finetune_epochs=5]`, `moon` for `moon+npr`; others stay what they are."""
+    method, bracket, options = variant.partition("[")
+    return {"fednpr": "fedavg", "fednpr-per": "fedper"}.get(method, method.removesuffix("+npr")) + bracket + options
+
+
+def with_npr(variant):
+    return without_npr(variant) != variant

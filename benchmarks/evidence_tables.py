@@ -2,7 +2,7 @@
 
 from statistics import mean, stdev
 
-from benchmarks.evidence_rows import REFERENCES
+from benchmarks.evidence_rows import REFERENCES, without_npr
 from npr.lab.models import BEST_SITE
 from npr.lab.summary import CHOSEN
 from npr.lab.tables import describe_choice, markdown
@@ -14,6 +14,10 @@ NAMES = {"pooled_recall": "pooled recall", "mean_bacc": "mean over sites"}
 def interval(values, sign=""):
     first = format(values[0], f"{sign}.1f")
     return first if len(values) < 3 else f"{first} [{values[1]:{sign}.1f}, {values[2]:{sign}.1f}]"
+
+
+def pairs(comparison):
+    return f"{comparison['cells']} pair{'s' * (comparison['cells'] > 1)}"
 
 
 def chosen(content):
@@ -128,21 +132,53 @@ def tuned_tables(content):
     ])
 
 
-def tuned_line(content):
-    """What the choice of a learning rate does to the comparison, for whoever reads the verdict alone."""
-    found = [c for c in content["comparisons"] if c["model"] == CHOSEN and c["variant"].startswith("fednpr")]
-    if not found:
-        return ""
-    cells = max(c["cells"] for c in found)
+def fine_section(content):
+    """The run that chose the rates: how much of it has run, its tables, and each row against the same without NPR."""
+    waiting = ", ".join(f"`{key}`" for key in content["not_run"]) or "none"
+    return "\n\n".join([
+        tuned_tables(content), f"Cells that were planned and have not run: {waiting}.",
+        "The same options with and without NPR:", control_table(content),
+    ])
+
+
+def controls(content):
+    """Of each FedNPR row with options, the difference to the same options without NPR, as chosen."""
+    return [
+        c for c in content["comparisons"]
+        if c["model"] == CHOSEN and c["against"] not in REFERENCES and c["against"] == without_npr(c["variant"])
+    ]
+
+
+def control_table(content):
+    rows = [
+        (c["variant"], c["against"], interval(c["pooled_recall"], "+"), interval(c["mean_bacc"], "+"), str(c["cells"]))
+        for c in controls(content)
+    ]
+    return markdown(("method", "minus", "pooled recall", "mean over sites bACC", "cells"), rows)
+
+
+def control_lines(content):
+    """What the options give without NPR: a lead that FedAvg has as well is not NPR's."""
+    against = {(c["variant"], c["against"]): c for c in content["comparisons"] if c["model"] == CHOSEN}
+    lines = []
+    for c in controls(content):
+        plain = against.get((c["against"], "fedavg"))
+        if plain:
+            lines.append(
+                f"The same options without NPR (`{c['against']}`) are {interval(plain['pooled_recall'], '+')} from "
+                f"FedAvg; what NPR adds to them is {interval(c['pooled_recall'], '+')}."
+            )
+    return lines
+
+
+def fixed_rate_line(content):
+    """The run of all rows at the default rate: the paper's methods as they are, by the rows with the most cells."""
+    found = [c for c in content["comparisons"] if c["model"] == CHOSEN and c["variant"] == "fednpr-per"
+             and c["against"] in REFERENCES]
     gaps = "; ".join(
-        f"`{c['variant']}` minus `{c['against']}` is {interval(c['pooled_recall'], '+')}"
-        for c in found if c["cells"] == cells
+        f"`fednpr-per` minus `{c['against']}` is {interval(c['pooled_recall'], '+')} ({pairs(c)})" for c in found
     )
-    alone = ", whose intervals draw lesions alone" if cells == 1 else ""
-    return (
-        f"That run has the default learning rate; with a rate chosen on validation images ({cells} "
-        f"pair{'s' * (cells > 1)}{alone}) {gaps}."
-    )
+    return f"The paper's method as it is, at the default learning rate: {gaps}."
 
 
 def choices(content):

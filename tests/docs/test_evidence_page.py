@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import evidence, evidence_tables
+from benchmarks.evidence_rows import without_npr
 from lazaret.errors import ConfigError
 from npr.config import TrainConfig
 from npr.lab.store import read_results
@@ -19,9 +20,10 @@ def test_the_page_is_made_from_the_committed_results():
     assert evidence.page(read_results(evidence.RESULTS)) == PAGE
 
 
-def test_every_difference_follows_from_the_cells_that_are_committed():
+@pytest.mark.parametrize("results", [evidence.RESULTS, evidence.FINE], ids=["five-folds", "fine-tuned"])
+def test_every_difference_follows_from_the_cells_that_are_committed(results):
     """Worked out again from confusion matrices alone: a row minus its reference of the same run."""
-    content = read_results(evidence.RESULTS)
+    content = read_results(results)
 
     def recall(cells, kind, predictor):
         found = [(c["final"][c["chosen"]["model"]][c["chosen"]["predictor"]] if kind == "chosen" else
@@ -31,7 +33,8 @@ def test_every_difference_follows_from_the_cells_that_are_committed():
         return 100 * float(np.mean(total.diagonal()[shown > 0] / shown[shown > 0]))
 
     for gap in content["comparisons"]:
-        again = [c for c in content["again"] if gap["variant"] in c["beside"] and c["variant"] == gap["against"]]
+        later = [c for c in content.get("again", []) if gap["variant"] in c["beside"]]
+        again = [c for c in later if c["variant"] == gap["against"]]
         sides = (content["cells"], gap["variant"]), (again or content["cells"], gap["against"])
         mine, base = (
             {(c["seed"], c["fold"]): c for c in side if c["variant"] == name and "final" in c} for side, name in sides
@@ -45,9 +48,9 @@ def test_the_readme_carries_the_headline_whatever_it_says():
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     content = read_results(evidence.RESULTS)
     assert evidence.readme_block(content) in readme
-    block = evidence.readme_block(content)
-    assert evidence.headline(content) in block and "(docs/evidence.md)" in block
-    assert evidence.headline(content).count("\n") == 2, "three short sentences"
+    block, headline = evidence.readme_block(content), evidence.headline(read_results(evidence.FINE))
+    assert headline in block and "(docs/evidence.md)" in block
+    assert headline.count("\n") == 2, "three short sentences"
 
 
 def test_a_small_copy_makes_a_page_and_a_plot(tmp_path):
@@ -63,7 +66,7 @@ def test_a_small_copy_makes_a_page_and_a_plot(tmp_path):
     page, plot = tmp_path / "page.md", tmp_path / "plot.png"
     evidence.main(["page", "--results", str(tmp_path / "small"), "--page", str(page), "--plot", str(plot)])
     text = page.read_text()
-    assert evidence.MARK in text and f"Folds run: {first}" in text and plot.stat().st_size > 5000
+    assert evidence.MARK in text and f"folds {first}; seeds" in text and plot.stat().st_size > 5000
     assert "not shown" in evidence.headline(small), "without intervals no lead is claimed"
 
 
@@ -88,8 +91,21 @@ def test_a_run_that_chose_the_learning_rate_says_so_and_among_what():
     line = evidence_tables.rate_table(content | {"cells": [*content["cells"], other]}).splitlines()[-1]
     assert "99.0 (" in line and "lambda_npr=1)" in line, "of several values with one rate the best is told"
     assert evidence_tables.tuned_tables(None) == "Not run yet."
-    line = evidence_tables.tuned_line(read_results(evidence.TUNED))
-    assert "`fednpr-per` minus `fedavg` is " in line and line in evidence.readme_block(read_results(evidence.RESULTS))
+
+
+def test_what_the_same_options_give_without_npr_stands_beside_a_row_of_fednpr():
+    """A lead that FedAvg has with the same fine-tuning is not one of the regulariser."""
+    assert without_npr("fednpr[finetune_epochs=5]") == "fedavg[finetune_epochs=5]"
+    assert [without_npr(name) for name in ("fednpr-per", "moon+npr", "fedper")] == ["fedper", "moon", "fedper"]
+    fine, content = read_results(evidence.FINE), read_results(evidence.RESULTS)
+    tried = {row["variant"] for row in fine["summary"] if row["variant"].startswith("fednpr[")}
+    controls = {c["variant"]: c for c in evidence_tables.controls(fine)}
+    assert tried and tried <= controls.keys()
+    block = evidence.readme_block(content)
+    for line in (*evidence_tables.control_lines(fine), evidence_tables.fixed_rate_line(content)):
+        assert line in block and line in PAGE
+    figures = controls["fednpr[finetune_epochs=5]"]["pooled_recall"]
+    assert evidence_tables.interval(figures, "+") in block
 
 
 def test_no_variant_has_earned_to_be_the_default():
