@@ -19,7 +19,7 @@ import pytest
 from lazaret.errors import PolicyViolation, ToolkitError, VerificationFailed
 from security.crypto.prg import Words
 from security.secagg import certificate_checks, fixed_point, messages, statements
-from security.secagg.context import SumVerdict
+from security.secagg.context import RepeatOf, SumVerdict
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.site import checks, differences, earlier
 from tests.support.evil import VICTIM, WON, EvilCoordinator, Rule, assert_refused, evil
@@ -114,6 +114,12 @@ def called_aborted(run: EvilCoordinator, plan: messages.Plan) -> messages.Plan:
 def signed(run: EvilCoordinator, plan: messages.Plan, **changes: Any) -> messages.Plan:
     context = replace(plan.context, **changes)
     return replace(plan, context=context, signature=run.core.signer.sign(statements.plan(context)))
+
+
+def called_a_repeat(run: EvilCoordinator, plan: messages.Plan) -> messages.Plan:
+    """A repeat may give the sum of the old attempt again, so its set is compared with no other. Here there is none."""
+    invented = RepeatOf(ctx=bytes(31) + b"r", survivors=bytes(32))
+    return signed(run, plan, repeats=(invented,)) if run.lost else plan
 
 
 class LostRounds(EvilCoordinator):
@@ -214,6 +220,29 @@ def test_sets_that_are_shown_to_different_sites_twin(monkeypatch: pytest.MonkeyP
     run, fit = two_lost_rounds("site-02", "site-03", told=nothing_told)
     assert fit > 0.85
     run.check_promises()
+
+
+def called_again(told: Told) -> tuple[LostRounds, float]:
+    """Four sites. All of the second cohort are in its set, as in a repeat."""
+    first = (["site-00", "site-01", "site-02", "site-03"], "", [VICTIM, "site-01"])
+    again = (["site-01", "site-02", "site-03"], "", ["site-01", "site-02"])
+    return lost_rounds(4, (1, -1), (first, again), told)
+
+
+def test_a_set_is_no_repeat_because_the_coordinator_says_so() -> None:
+    run, fit = called_again(called_a_repeat)
+    assert np.isnan(fit)
+    for name in ("site-01", "site-02"):
+        assert_refused(run, name, PolicyViolation, "check_plan_repeats_ours")
+    run, fit = called_again(all_told)
+    assert np.isnan(fit)
+    assert_refused(run, "site-01", PolicyViolation, "check_same_state_sums")
+
+
+def test_a_set_is_no_repeat_because_the_coordinator_says_so_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "check_plan_repeats_ours", lambda *_: None)
+    _, fit = called_again(called_a_repeat)
+    assert fit > 0.85
 
 
 def test_too_few_aborts_twin(monkeypatch: pytest.MonkeyPatch) -> None:
