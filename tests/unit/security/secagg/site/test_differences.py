@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from lazaret.errors import PolicyViolation
+from security.secagg.context import EarlierSum
 from security.secagg.records import MAX_SUMS, SumSeen
 from security.secagg.site import differences
 from security.secagg.site.differences import exposure, leverage, score_exposure
@@ -100,3 +103,33 @@ def test_on_one_model_no_set_shows_a_site_to_c_others(c: int, away: int, shows: 
         differences.check_same_state_sums(run.policy, journal, context, sites)
     elsewhere = Journal(sums=[SumSeen(round=1, state_hash=bytes(32), sites=context.sites)])
     differences.check_same_state_sums(run.policy, elsewhere, context, sites)
+
+
+def test_invented_sums_do_not_keep_the_right_colluders_from_being_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty sites, nine of which collude. The two sets differ by the victim and by all colluders. Each of the sets that
+    the coordinator has invented splits the sites in another way, so that there are more choices than can be tried."""
+    run = federation(30, c=9)
+    run.begin_round(random_updates(run.policy.layout, run.sites, 1))
+    context = run.planned.next_attempt(list(run.sites)).context
+    victim, honest, colluders = context.sites[0], context.sites[1:21], context.sites[21:]
+    first, second = (victim, *honest, *colluders[:4]), (*honest, *colluders[4:])
+    chosen = random.Random(1)
+    invented = [tuple(sorted(chosen.sample(context.sites, 15))) for _ in range(5)]
+    told = replace(context, sums=tuple(EarlierSum(round=1, sites=sites) for sites in invented))
+    journal = Journal(sums=[SumSeen(round=1, state_hash=context.state_hash, sites=first)])
+    for known in (context, told):
+        with pytest.raises(PolicyViolation, match="show the update of one site"):
+            differences.check_same_state_sums(run.policy, journal, known, second)
+    # The twin: by those choices that are tried it would pass.
+    monkeypatch.setattr(differences, "all_tried", lambda *_, **__: True)
+    differences.check_same_state_sums(run.policy, journal, told, second)
+
+
+def test_with_few_sums_or_sites_every_choice_of_colluders_is_tried() -> None:
+    everybody = [f"{number:02d}" for number in range(100)]
+    three = [everybody[:67], everybody[20:90], everybody[33:]]
+    assert all(differences.all_tried(three, site, c=33) for site in everybody)
+    chosen = random.Random(1)
+    for sites, c, tried in ((15, 4, True), (16, 5, False)):
+        many = [everybody[:sites], *(chosen.sample(everybody[:sites], sites // 2) for _ in range(20))]
+        assert differences.all_tried(many, everybody[0], c=c) is tried
