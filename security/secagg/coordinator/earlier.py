@@ -58,14 +58,18 @@ class EarlierAttempt:
 
     @classmethod
     def replay(cls, found: Iterable[Wire]) -> list[EarlierAttempt]:
-        """From the records of any number of attempts, those in which sites may have dealt shares."""
+        """From the records of any number of attempts, those that count for later ones."""
         known: list[EarlierAttempt] = []
         for record in found:
             if isinstance(record, records.Planned):
                 known.append(cls(plan=record.plan))
+            elif isinstance(record, records.AbortSeen):
+                # It may have come when another attempt had begun.
+                for attempt in known:
+                    attempt._aborted_by(record.abort)
             elif known:
                 known[-1]._apply(record)
-        return [attempt for attempt in known if attempt.kx]
+        return [attempt for attempt in known if attempt.counts]
 
     def _apply(self, record: Wire) -> None:
         match record:
@@ -79,8 +83,10 @@ class EarlierAttempt:
                 self.roots = tuple(NamedRoot(site=line.site, root=line.root) for line in shown.uploads)
             case records.QuorumShown(quorum=quorum):
                 self.agreements = {line.site: line.signature for line in quorum.agreements}
-            case records.AbortSeen(abort=abort):
-                self.aborts[abort.site] = abort
+
+    def _aborted_by(self, abort: Abort) -> None:
+        if abort.ctx == self.ctx:
+            self.aborts[abort.site] = abort
 
     @property
     def context(self) -> RoundContext:
@@ -98,6 +104,11 @@ class EarlierAttempt:
     @property
     def carried(self) -> set[bytes]:
         return {found.ctx for found in self.plan.aborts} | {found.ctx for found in self.plan.repeats}
+
+    @property
+    def counts(self) -> bool:
+        """Whether sites may have dealt shares in it, or have recorded sets that its plan has shown."""
+        return bool(self.kx or self.context.sums)
 
     # What sites have signed. A key that is no longer listed cannot be checked any more.
 
@@ -165,8 +176,8 @@ def certificates(policy: AggregationPolicy, known: Sequence[EarlierAttempt], coh
     aborts: list[AbortCertificate] = []
     repeats: list[RepeatCertificate] = []
     for attempt in known:
-        told = {site for later in known if attempt.ctx in later.carried for site in later.context.sites}
-        if not members & set(attempt.context.sites) - told:
+        told = {site for later in known if later.kx and attempt.ctx in later.carried for site in later.context.sites}
+        if not attempt.kx or not members & set(attempt.context.sites) - told:
             continue
         if (dead := attempt.aborted(policy)) is not None:
             aborts.append(dead)
@@ -175,11 +186,16 @@ def certificates(policy: AggregationPolicy, known: Sequence[EarlierAttempt], coh
     return aborts[-MOST_CERTIFICATES:], repeats[-MOST_CERTIFICATES:]
 
 
-def sums(policy: AggregationPolicy, known: Iterable[EarlierAttempt]) -> tuple[EarlierSum, ...]:
-    """The sums that exist or may exist, oldest first."""
+def sums(policy: AggregationPolicy, known: Sequence[EarlierAttempt]) -> tuple[EarlierSum, ...]:
+    """The sums that exist or may exist, oldest first.
+
+    What a plan has listed stays listed: its members have recorded it, although aborts that came later may show that
+    there is none.
+    """
     found = {
         (attempt.context.round, attempt.sites)
         for attempt in known
         if attempt.aborted(policy) is None and attempt.certified(policy) is not None
     }
+    found |= {(told.round, told.sites) for attempt in known for told in attempt.context.sums}
     return tuple(EarlierSum(round=number, sites=sites) for number, sites in sorted(found))[-MAX_EARLIER_SUMS:]

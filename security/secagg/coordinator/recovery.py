@@ -44,6 +44,11 @@ def restore_round(
     for record in found:
         if isinstance(record, records.Planned):
             attempts.append((record.plan, []))
+        elif isinstance(record, records.AbortSeen):
+            # It may have come when another attempt had begun.
+            for plan, following in attempts:
+                if plan.context.ctx() == record.abort.ctx:
+                    following.append(record)
         elif attempts:
             attempts[-1][1].append(record)
     if not attempts:

@@ -163,9 +163,9 @@ class CoordinatorRound:
     before: list[EarlierAttempt] = field(default_factory=list)
 
     def known(self, *states: bytes) -> list[EarlierAttempt]:
-        """The attempts on these models in which sites may have dealt shares, oldest first."""
-        ended = (EarlierAttempt.of(attempt) for attempt in self.attempts if attempt.dealing.kx)
-        return [attempt for attempt in (*self.before, *ended) if attempt.context.state_hash in states]
+        """The attempts on these models that count for later ones, oldest first."""
+        found = (*self.before, *map(EarlierAttempt.of, self.attempts))
+        return [attempt for attempt in found if attempt.counts and attempt.context.state_hash in states]
 
     @property
     def unsettled(self) -> list[EarlierAttempt]:
@@ -174,7 +174,8 @@ class CoordinatorRound:
         policy, state = self.core.policy, self.start.state_hash
         if policy.dp_active:
             return []
-        return [found for found in self.before if found.context.state_hash == state and not found.settled(policy)]
+        dealt = (found for found in self.before if found.kx and found.context.state_hash == state)
+        return [found for found in dealt if not found.settled(policy)]
 
     def ask_aborts(self, sites: Iterable[str]) -> Effects:
         """These sites are asked to abort what is not settled."""

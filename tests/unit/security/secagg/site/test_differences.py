@@ -106,8 +106,8 @@ def test_on_one_model_no_set_shows_a_site_to_c_others(c: int, away: int, shows: 
 
 
 def test_invented_sums_do_not_keep_the_right_colluders_from_being_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thirty sites, nine of which collude. The two sets differ by the victim and by all colluders. Each of the sets that
-    the coordinator has invented splits the sites in another way, so that there are more choices than can be tried."""
+    """Thirty sites, nine of which collude. The two sets differ by the victim and by all colluders. Each of the sets
+    that the coordinator has invented splits the sites in another way: there are more choices than can be tried."""
     run = federation(30, c=9)
     run.begin_round(random_updates(run.policy.layout, run.sites, 1))
     context = run.planned.next_attempt(list(run.sites)).context
