@@ -56,6 +56,16 @@ def test_a_set_that_was_shown_is_listed_although_its_attempt_is_aborted_later() 
     assert not any("leaves out" in str(error) for site in run.sites.values() for error in site.errors)
 
 
+def test_a_set_that_one_site_has_released_and_the_others_have_aborted_is_asked_for_no_longer() -> None:
+    run = race()
+    late_abort(run)
+    run.hook = None
+    (seen,) = run.sites[RELEASED].machine.core.journal.sums
+    assert seen.sites == tuple(run.sites) and any(seen.ctx)
+    assert run.run_round(random_updates(run.policy.layout, run.sites, 2)).total is not None
+    assert seen not in run.sites[RELEASED].machine.core.journal.sums
+
+
 def test_an_abort_counts_for_its_attempt_also_if_another_had_begun_when_it_came() -> None:
     """After a restart a certificate with a line of another attempt would be refused by all, for as long as the model
     stands."""
