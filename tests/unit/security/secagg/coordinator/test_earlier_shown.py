@@ -38,14 +38,15 @@ def late_abort(run: RecordedFederation) -> None:
 def test_a_set_that_was_shown_is_listed_although_its_attempt_is_aborted_later() -> None:
     run = race()
     (first,) = run.planned.attempts
-    assert len(first.aborts) == 2 and first.repeat_certificate() is not None and first.abort_certificate() is None
+    then = EarlierAttempt.of(first)
+    assert len(first.aborts) == 2 and then.certified(run.policy) is not None and then.aborted(run.policy) is None
     # All but the liar join the repeat, and know the set from its certificate.
     run.hook = lambda sender, _, said: [] if sender == LIAR and isinstance(said, messages.Advert) else [said]
     again = run.planned.next_attempt(list(run.sites))
     run.run_attempt(again)
     assert not again.dealing.kx, "nobody has dealt"
     late_abort(run)
-    assert first.abort_certificate() is not None
+    assert EarlierAttempt.of(first).aborted(run.policy) is not None
     run.hook = None
     known = run.planned.known(run.policy.initial_state_hash)
     again_known = EarlierAttempt.replay(run.coordinator_wal)
