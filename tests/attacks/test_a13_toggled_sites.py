@@ -240,7 +240,7 @@ def test_a_set_is_no_repeat_because_the_coordinator_says_so() -> None:
 
 
 def test_a_set_is_no_repeat_because_the_coordinator_says_so_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "check_plan_repeats_ours", lambda *_: None)
+    monkeypatch.setattr(earlier, "check_plan_repeats_ours", lambda *_: None)
     _, fit = called_again(called_a_repeat)
     assert fit > 0.85
 

@@ -80,6 +80,7 @@ class SiteAggregation:
         earlier = journal.of_round(context.round)
         checks.check_plan_manifest_of_round(earlier, context)
         checks.check_plan_reuse(policy, earlier, plan)
+        attempts_before.check_plan_repeats_ours(earlier, context)
         settled = attempts_before.check_earlier_attempts(policy, journal, plan)
         attempts_before.check_sums_listed(policy, journal, context, settled)
         return settled

@@ -409,16 +409,7 @@ def check_plan_reuse(policy: AggregationPolicy, earlier: Sequence[AttemptMemory]
             cheats |= certificate.cheats
         else:
             check_dead(policy, memory, plan)
-    check_plan_repeats_ours(earlier, plan.context)
     check_plan_repeats_set(plan.context.sites, repeated, cheats)
-
-
-def check_plan_repeats_ours(earlier: Sequence[AttemptMemory], context: RoundContext) -> None:
-    """A site repeats only attempts of this round whose set it was in: it has seen their certificates, and the set is
-    compared with no earlier sum (section 10). An attempt that is invented would make any set a repeat."""
-    ours = {memory.context.ctx() for memory in earlier if memory.upload is not None}
-    if any(repeat.ctx not in ours for repeat in context.repeats):
-        raise PolicyViolation("plan repeats an attempt in which this site sent nothing", where="plan")
 
 
 def check_plan_repeats_set(cohort: Sequence[str], repeated: Sequence[set[str]], cheats: set[str]) -> None:

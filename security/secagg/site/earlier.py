@@ -9,6 +9,8 @@ so that what one honest site knows all members compare with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lazaret.errors import PolicyViolation, VerificationFailed
 from security.identity.membership import AggregationPolicy
 from security.secagg import certificate_checks
@@ -67,3 +69,11 @@ def check_sums_listed(
     }
     if not known <= listed:
         raise PolicyViolation("plan leaves out a sum on the same model", where="plan")
+
+
+def check_plan_repeats_ours(earlier: Sequence[AttemptMemory], context: RoundContext) -> None:
+    """A site repeats only attempts of this round whose set it was in: it has seen their certificates, and the set is
+    compared with no earlier sum (section 10). An attempt that is invented would make any set a repeat."""
+    ours = {memory.context.ctx() for memory in earlier if memory.upload is not None}
+    if any(repeat.ctx not in ours for repeat in context.repeats):
+        raise PolicyViolation("plan repeats an attempt in which this site sent nothing", where="plan")
