@@ -32,7 +32,7 @@ EMITTERS = {
     "run.stopped": (SITE, "site_agent/log_events.py"),
     "agent.start": (BOTH, "security/log/opening.py"),
     "software.differs": (BOTH, "security/log/opening.py"),
-    "agent.stop": (BOTH, "site_agent/client.py", "coordinator/service.py"),
+    "agent.stop": (BOTH, "site_agent/client.py", "coordinator/run.py"),
     "config.changed": (BOTH, "security/log/writer.py"),
     "policy.changed": (SITE, "security/log/writer.py"),
     "peer.enrolled": (HUB, "coordinator/ingress_log.py"),
