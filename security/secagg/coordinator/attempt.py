@@ -13,12 +13,7 @@ from typing import Any
 from lazaret.errors import RemoteProtocolError, VerificationFailed
 from security.secagg import context as hashes
 from security.secagg import messages, records, statements
-from security.secagg.certificates import (
-    Ack,
-    Advert,
-    CheckCertificate,
-    Signed,
-)
+from security.secagg.certificates import Ack, Advert, CheckCertificate, Signed
 from security.secagg.coordinator.disputes import Disputes, WrongAnswer
 from security.secagg.coordinator.publication import Publication, publish
 from security.secagg.coordinator.unmasking import Opening
